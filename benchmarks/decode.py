@@ -7,6 +7,7 @@ python benchmarks/decode.py --model FOLDER           a pretrained model, such as
 python benchmarks/decode.py --llama-cpp PYTHON GGUF  one stream against llama.cpp, run by another environment's Python
 python benchmarks/decode.py --adapters 1 2 4 8       rows of several adapters: the fast decoder against the modules
 python benchmarks/decode.py --long 2000              one row of 2,000 tokens beside the others: apart, and as one batch
+python benchmarks/decode.py --half --dtype float32   from float16 copies of the weights, as served models are decoded
 
 Speeds are tokens per second of CPU time of the thread that computes, since one core of a shared machine is compared.
 `generate` runs on the plain model without an adapter, in the dtype and with the cache that were fastest.
@@ -82,7 +83,13 @@ def generate(engine: Engine, prompts: torch.Tensor, new: int, cache: str) -> int
 
 
 def load(
-    stack: ExitStack, args: argparse.Namespace, folder: str, dtype: str, lora: int, adapters: tuple[str, ...] = ()
+    stack: ExitStack,
+    args: argparse.Namespace,
+    folder: str,
+    dtype: str,
+    lora: int,
+    adapters: tuple[str, ...] = (),
+    half: bool = False,
 ) -> Engine:
     config = PolicyConfig(
         model=folder,
@@ -91,7 +98,8 @@ def load(
         max_model_len=max(args.prompt, args.long) + args.new,
         lora=LoRAConfig(r=lora) if lora else None,
     )
-    engine = stack.enter_context(Engine.load(config, seed=0, device="cpu", adapters=adapters))
+    loaded = Engine.load(config, seed=0, device="cpu", adapters=adapters, half_weights=half)
+    engine = stack.enter_context(loaded)
     engine.policy.sampler._eos[:] = False  # both sides sample every token
     return engine
 
@@ -181,6 +189,22 @@ def compare_long(args: argparse.Namespace, folder: str, rows: int) -> None:
     print("  ratio   ", format_spread([a / b for a, b in zip(apart, together, strict=True)]), flush=True)
 
 
+def compare_half(args: argparse.Namespace, folder: str) -> None:
+    """Compares decode steps from the weights as they are and from float16 copies, in turn."""
+    with ExitStack() as stack:
+        engines = [load(stack, args, folder, args.dtype, args.lora, half=half) for half in (True, False)]
+        for rows in args.rows:
+            speeds: list[list[float]] = []
+            for number in range(args.pairs + 1):
+                prompts = make_prompts(rows, args.prompt, engines[0].model.vocab_size, seed=number)
+                pair = [measure(engine, lambda e=engine, p=prompts: sample_all(e, p, args.new)) for engine in engines]
+                speeds += [pair] if number else []
+            print(f"{rows} rows in {args.dtype}, tokens per CPU second")
+            for name, values in zip(("float16 copies", "as they are   "), zip(*speeds, strict=True), strict=True):
+                print(f"  {name}", format_spread(list(values), digits=1))
+            print("  ratio         ", format_spread([half / full for half, full in speeds]), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[64])
@@ -192,6 +216,7 @@ def main() -> None:
     parser.add_argument("--lora", type=int, default=16, help="rank of our side's adapter; 0: none")
     parser.add_argument("--adapters", type=int, nargs="+", default=[], help="adapters that share the rows")
     parser.add_argument("--long", type=int, default=0, help="tokens of one longer prompt beside the others")
+    parser.add_argument("--half", action="store_true", help="decode from float16 copies of the weights, and without")
     parser.add_argument("--model", help="folder of a model, instead of random weights in SmolLM-135M's shape")
     parser.add_argument("--llama-cpp", nargs=2, metavar=("PYTHON", "GGUF"), help="compare one stream with llama.cpp")
     parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
@@ -201,6 +226,9 @@ def main() -> None:
     print(describe())
     with ExitStack() as stack:
         folder = args.model or stack.enter_context(random_model(SIZES["135m"]))
+        if args.half:
+            compare_half(args, folder)
+            return
         for count in args.adapters:
             for rows in args.rows:
                 compare_adapters(args, folder, rows, count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,26 +86,27 @@ def command(
 
 
 async def _run_chat(path: str, device: str, system: str | None, sampling: SamplingParams) -> None:
-    from reinforge.adapters.local import LocalAdapter
-    from reinforge.adapters.local_config import LocalAdapterConfig
-    from reinforge.algorithms.grpo import GRPO, GRPOConfig
     from reinforge.config.loader import build_config
-    from reinforge.config.schema import FinetuneConfig
+    from reinforge.config.policy import PolicyConfig
+    from reinforge.engine import import_engine
+    from reinforge.engine.model.preflight import check_policy, has_adapters
+    from reinforge.engine.packages import check_packages
+    from reinforge.rollout.isolation.threads import run_in_daemon_thread
     from reinforge.runs.progress import open_progress
     from reinforge.trainer.setup.components import ComponentBuilder
 
-    adapter = LocalAdapter(LocalAdapterConfig(), GRPO(GRPOConfig()))
+    with open_progress() as progress:
+        async with ComponentBuilder(build_config({}), progress=progress) as builder:
+            config = PolicyConfig(model=await builder.get_bundled(path, MODEL))
+        if problems := [*check_policy(config), *check_packages(lora=has_adapters(config))]:
+            raise ConfigError([Problem(MODEL, each.message, each.fix) for each in problems])
+        progress.stage(None, "LOAD", None)
+        load = partial(import_engine().load, config, seed=0, device=device, frozen=True, half_weights=True)
+        engine = await run_in_daemon_thread(load, "chat-load")
     try:
-        with open_progress() as progress:
-            async with ComponentBuilder(build_config({}), progress=progress) as builder:
-                folder = await builder.get_bundled(path, MODEL)
-            progress.stage(None, "LOAD", None)
-            await adapter.initialize(FinetuneConfig.model_validate({"policy": {"model": folder}, "device": device}))
-        policy = adapter.policy()
-        assert policy is not None  # the local adapter has a policy once it is initialized
-        await _run_conversation(policy, [{"role": "system", "content": system}] if system else [], sampling)
+        await _run_conversation(engine.policy, [{"role": "system", "content": system}] if system else [], sampling)
     finally:
-        await adapter.cleanup()
+        await run_in_daemon_thread(engine.close, "chat-close")
 
 
 async def _run_conversation(policy: PolicyServer, opening: list[Message], sampling: SamplingParams) -> None:

@@ -187,6 +187,7 @@ class Engine:
         frozen: bool = False,
         replica: int = 0,
         serves_during_jobs: bool = False,
+        half_weights: bool = False,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
 
@@ -208,6 +209,8 @@ class Engine:
                 requests without a seed.
             serves_during_jobs: Sample from a copy of the trained weights, which serves the published version while a
                 job trains: with adapters a copy of these alone.
+            half_weights: Decode with float16 copies of float32 weights where the CPU is faster so; never if the
+                engine trains or is deterministic.
 
         Raises:
             ConfigError: The configuration is not valid for this model or machine.
@@ -219,6 +222,7 @@ class Engine:
         config = fill_in_dtype(config, device, deterministic=deterministic)
         with checkpoint.hide_progress_bars(), ThreadPoolExecutor(1) as thread:  # whose libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device, names).result()
+        model.fast_paths = replace(model.fast_paths, half_weights=half_weights and not deterministic)
         tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
         if frozen:
             torch.set_rng_state(rng)

@@ -57,6 +57,7 @@ class LoadSettings:
     Attributes:
         dtype: Data type of the weights; None: that of the run, else float32.
         max_model_len: Maximum tokens of prompt and reply; None: the model's limit.
+        full_weights: Decode with the weights as they are, not with float16 copies.
         compares: Serve the base model of each run as well, and let `ModelLoader.questions` have its questions.
     """
 
@@ -67,6 +68,7 @@ class LoadSettings:
     max_num_seqs: int = 96
     takes_adapters: bool = False
     serves_versions: bool = False
+    full_weights: bool = False
     compares: bool = False
     seed: int = 0
 
@@ -181,7 +183,8 @@ class ModelLoader:
         policy = PolicyConfig(model=path, lora=lora, max_num_seqs=settings.max_num_seqs, **chosen)
         if problems := [*check_policy(policy), *check_packages(lora=has_adapters(policy))]:
             raise ConfigError([Problem(MODEL, each.message, each.fix) for each in problems])
-        return import_engine().load(policy, seed=settings.seed, device=settings.device, frozen=True)
+        half = not settings.full_weights
+        return import_engine().load(policy, seed=settings.seed, device=settings.device, frozen=True, half_weights=half)
 
     async def _release(self, name: str, loaded: LoadedEngine, adapter: str, folder: Path) -> None:
         async with self._loading:  # an adapter that is being added keeps its engine

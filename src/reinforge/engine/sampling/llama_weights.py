@@ -14,7 +14,14 @@ from torch import Tensor
 
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.sampling.kv_cache import round_up
-from reinforge.engine.sampling.projection import Projection, collect_adapter, collect_projection, pack
+from reinforge.engine.sampling.projection import (
+    Projection,
+    Weight,
+    can_halve,
+    collect_adapter,
+    collect_projection,
+    pack_weight,
+)
 
 MAX_MIXTURES = 16
 """Sets of adapters in one batch whose lists of weights are kept: making a new one takes a part of a millisecond."""
@@ -38,7 +45,7 @@ class OuterWeights(NamedTuple):
 
     embedding: Tensor  # the features of each token of the vocabulary, `[V, H]`
     norm: Tensor  # before the output layer, `[H]`
-    head: Tensor  # the output layer, `[V, H]`
+    head: Weight  # the output layer, `[V, H]`
     cos: Tensor  # of the rotation at each position, `[L, D]`
     sin: Tensor  # the same; its first half is negated
 
@@ -49,7 +56,8 @@ class LlamaWeights:
     def __init__(self, model: CausalModel):
         self.model, self.base = model, model.base
         self._layers: list[LayerWeights] = []
-        self._head: Tensor | None = None
+        self._head: Weight | None = None
+        self._half = can_halve(model)
         self._rotation: tuple[Tensor, Tensor] | None = None
         self._adapters: dict[str, list[list[tuple[Tensor, Tensor]]]] = {}
         self._mixtures: dict[tuple[str, ...], list[LayerWeights]] = {}
@@ -69,7 +77,7 @@ class LlamaWeights:
             half = cos.shape[2] // 2
             self._rotation = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=1)
         if self._head is None:
-            self._head = pack(self.model.head.weight.detach())
+            self._head = pack_weight(self.model.head.weight.detach(), None, half=self._half)
         return OuterWeights(self.base.embed_tokens.weight, self.base.norm.weight, self._head, *self._rotation)
 
     def drop(self, adapter: str | None) -> None:
@@ -84,7 +92,7 @@ class LlamaWeights:
 
     def _mix(self, adapters: tuple[str, ...]) -> list[LayerWeights]:
         if not self._layers:
-            self._layers = [_collect_weights(layer) for layer in self.base.layers]
+            self._layers = [_collect_weights(layer, half=self._half) for layer in self.base.layers]
         for name in adapters:
             if name not in self._adapters:
                 self._adapters[name] = [
@@ -100,9 +108,9 @@ def group_linears(layer: Any) -> list[tuple[Any, ...]]:
     return [inputs, (attention.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)]
 
 
-def _collect_weights(layer: Any) -> LayerWeights:
+def _collect_weights(layer: Any, *, half: bool) -> LayerWeights:
     """Returns the copies of a layer's weights, without adapters."""
-    qkv, out, gate_up, down = map(collect_projection, group_linears(layer))
+    qkv, out, gate_up, down = (collect_projection(group, half=half) for group in group_linears(layer))
     attention = layer.self_attn
     return LayerWeights(
         norm=layer.input_layernorm.weight.detach(),

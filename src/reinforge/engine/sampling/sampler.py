@@ -37,7 +37,7 @@ from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
-from reinforge.engine.sampling.projection import find_stable_rows
+from reinforge.engine.sampling.projection import can_halve, find_stable_rows
 from reinforge.engine.sampling.running_batch import (
     RunningBatch,
     SampleRequest,
@@ -129,6 +129,8 @@ class ReplySampler:
         self._cache = KVCache(model, max_num_seqs)
         least = self._min_rows if deterministic else 1
         fast_llama = FastLlama(model, self._cache, self._masks, least) if supports_fast_decode(model) else None
+        if fast_llama is not None and can_halve(model):
+            self._min_rows = 1  # nothing is trained on these log-probs, and a single stream pays for each row
         if fast_llama is None:
             logger.info("sampling %s with transformers' own modules", model.config.model_type)
         mixes_adapters = len(adapters) > 1

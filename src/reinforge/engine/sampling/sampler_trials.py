@@ -13,6 +13,7 @@ from torch import Tensor
 from reinforge.engine.model.causal_model import TRIAL_FAILURES, CausalModel
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest
 from reinforge.engine.sampling.prefix_cache import CachedPrefix
+from reinforge.engine.sampling.projection import can_halve
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.errors import EngineError
 
@@ -43,6 +44,8 @@ class SamplerTrials:
             model.vocab_size // 4 + n * (model.vocab_size // 32) for n in range(NUM_PROMPT + NUM_STEPS)
         )
         self._limit = 1e-3 if model.dtype == torch.float32 else 0.35
+        if can_halve(model):
+            self._limit = 0.01  # SmolLM2's shape with random weights: 0.0015
         self._shortcut_limit = 1e-4 if model.dtype == torch.float32 else 0.1
 
     @torch.no_grad()

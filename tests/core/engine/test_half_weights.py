@@ -1,0 +1,61 @@
+"""Models that are only served decode from float16 copies of their weights: equal replies, nearly equal log-probs."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from reinforge.engine.sampling import projection
+from reinforge.engine.sampling.projection import MAX_HALF, can_halve, multiply, pack_weight
+from reinforge.types.request import ModelRequest, SamplingParams
+from tests.engines import load_engine
+from tests.models import make_tiny_model
+
+HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
+pytestmark = pytest.mark.skipif(not HAS_FBGEMM, reason="float16 products of FBGEMM exist on x86 alone")
+
+
+def sample(engine):
+    """Returns the tokens and log-probs of greedy replies to prompts of several lengths."""
+
+    async def ask(count):
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        return await engine.policy.sample(ModelRequest([{"role": "user", "content": "a " * count}], params))
+
+    async def ask_all():
+        return await asyncio.gather(*map(ask, (1, 3, 60, 200)))
+
+    replies = asyncio.run(ask_all())
+    tokens = [reply.tokens.token_ids for reply in replies]
+    return tokens, np.concatenate([reply.tokens.logprobs for reply in replies])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_replies_stay_and_log_probs_move_by_the_rounding_of_the_weights(tmp_path, monkeypatch, family):
+    monkeypatch.setattr(projection, "MIN_HALVED", 1)
+    folder = make_tiny_model(tmp_path / "m", family, max_position_embeddings=1024)
+    results = []
+    for half in (True, False):
+        with load_engine(folder, half_weights=half) as engine:
+            assert can_halve(engine.model) is half
+            results.append(sample(engine))
+    (half_tokens, half_logprobs), (tokens, logprobs) = results
+    assert half_tokens == tokens
+    assert 0 < np.abs(half_logprobs - logprobs).max() < 0.02
+
+
+@pytest.mark.parametrize("settings", [{}, {"deterministic": True}, {"dtype": "bfloat16"}, {"fast_paths": False}])
+def test_other_models_are_decoded_as_they_are(tmp_path, monkeypatch, settings):
+    monkeypatch.setattr(projection, "MIN_HALVED", 1 if settings else projection.MIN_HALVED)
+    with load_engine(make_tiny_model(tmp_path / "m"), half_weights=True, **settings) as engine:
+        decoder = engine.policy.sampler._prefiller.fast_llama
+        assert decoder is None or decoder.weights.collect_outer(8).head.half is None
+
+
+def test_a_weight_beyond_the_range_of_float16_stays_as_it_is():
+    x, bias = torch.tensor([[1.0, 2.0]]), torch.tensor([0.5])
+    for number, is_halved in ((MAX_HALF, True), (MAX_HALF + 1, False)):
+        weight = pack_weight(torch.tensor([[number, 1.0]]), bias, half=True)
+        assert (weight.half is not None) is is_halved
+        assert multiply(x, weight, bias).item() == number + 2.5
