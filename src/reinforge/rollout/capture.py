@@ -25,7 +25,7 @@ from reinforge.rollout.handle.arguments import CallArguments, read_arguments
 from reinforge.rollout.handle.chat import build_forwarded_request, build_request, find_overridden, read_num_choices
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
-from reinforge.rollout.history import add_continued_turn, restore_replies
+from reinforge.rollout.history import Conversation, Conversations, add_continued_turn
 from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
@@ -37,6 +37,7 @@ CLIENT_CHARS = 40
 @dataclass(frozen=True, slots=True)
 class StartedCall:
     request: ModelRequest
+    conversation: Conversation
     index: int
     functions: tuple[str, ...]
     started_s: float
@@ -70,6 +71,7 @@ class Capture:
     num_started: int = 0
     closed: bool = False
     _undecided: tuple[ModelCall, ...] = ()
+    _conversations: Conversations = field(default_factory=Conversations)
 
     @contextmanager
     def function(self, name: str) -> Iterator[None]:
@@ -106,11 +108,10 @@ class Capture:
 
     def begin_call(self, model: ChatModel, request: ModelRequest) -> StartedCall:
         self._check_open()
-        if model.is_policy and (sent := restore_replies(request.messages, self.calls)) is not request.messages:
-            request = replace(request, messages=sent)
+        request, conversation = self._conversations.begin(request, is_policy=model.is_policy)
         self._match_request(request.messages)
         self.bad_call = self.lost_call = None  # the agent went on
-        started = StartedCall(request, self.num_started, self.functions, time.time())
+        started = StartedCall(request, conversation, self.num_started, self.functions, time.time())
         self.num_started += 1
         self.pending += 1
         return started
@@ -130,6 +131,7 @@ class Capture:
         self.pending -= 1
         self._check_open()
         reply, *others = replies
+        self._conversations.end(started.conversation, replies)
         if model.is_policy:
             failures = (each.failure or find_bad_call(each.message) for each in replies)
             self.bad_call = next((failure for failure in failures if failure is not None), self.bad_call)
