@@ -22,7 +22,7 @@ import marshal
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from operator import is_, truth
+from operator import eq, truth
 from typing import Any
 
 from reinforge.bounded import load_json
@@ -107,6 +107,7 @@ class Conversation:
     Attributes:
         sent: As the agent sent them.
         kept: As the model got them: the same list, unless calls of tools were restored.
+        num_plain: How many messages come before the first one with numbers, for which `==` is not exact: 1 == True.
         earlier: The conversation that the call continues; None: there is none, or the call has ended.
         prompt: The tokens of its prompt, before that of the one that it continues; empty: the model reports none.
     """
@@ -115,11 +116,13 @@ class Conversation:
     sent: list[Message]
     kept: list[Message]
     tools: list[dict[str, Any]] | None
+    num_plain: int = 0
     earlier: Conversation | None = None
     prompt: Sequence[int] = ()
 
 
-_NOTHING = Conversation(False, *[[]] * 2, None)
+NOTHING = Conversation(False, *[[]] * 2, None)
+"""What a first call continues."""
 
 
 @dataclass(slots=True)
@@ -129,22 +132,39 @@ class Conversations:
     _latest: tuple[Conversation, ...] = ()  # the newest last
     _own_calls: OwnCalls | None = None
 
-    def begin(self, request: ModelRequest, *, is_policy: bool) -> tuple[ModelRequest, Conversation]:
-        """Puts the messages of earlier calls into a request, where they are the same; returns it and its conversation."""
-        messages, tools = request.messages, request.tools
-        known, count = self._find(messages, is_policy)
-        new = messages[count:]
+    def find(self, messages: Any, *, is_policy: bool) -> tuple[Conversation, int]:
+        """Returns the conversation that has the most messages at the beginning of an agent's, and how many."""
+        best, most = NOTHING, 0
+        if self._latest and type(messages) is list:
+            for each in reversed(self._latest):
+                if each.is_policy == is_policy and (count := _count_equal(each, messages)) > most:
+                    best, most = each, count
+                    if count >= len(each.sent) - 1:
+                        break
+        return best, most
+
+    def begin(
+        self, request: ModelRequest, known: Conversation, count: int, *, is_policy: bool
+    ) -> tuple[ModelRequest, Conversation]:
+        """Puts the tool calls of earlier replies into a request; returns it and its conversation.
+
+        Args:
+            known: The conversation of which it has `count` messages.
+        """
+        sent, tools = request.messages, request.tools
+        new = sent[count:]
         restored = restore_replies(new, self._own_calls) if is_policy and self._own_calls else new
-        if known is None:
-            known, earlier = _NOTHING, None
-        else:
-            earlier = known if count >= len(known.sent) - 1 else None  # the agent may write the reply in another way
-        messages[:] = known.kept[:count] + restored
-        is_changed = restored is not new or known.kept is not known.sent
-        sent = known.sent[:count] + new if is_changed else messages
+        kept = sent
+        if restored is not new or known.kept is not known.sent:
+            sent = [*sent]
+            kept[:] = known.kept[:count] + restored
         if tools and tools is not known.tools and is_same(tools, known.tools):
             request = replace(request, tools=known.tools)
-        return request, Conversation(is_policy, sent, messages, request.tools, earlier, known.prompt)
+        num_plain = count
+        if known.num_plain >= count:
+            num_plain += sum(1 for _ in takewhile(_is_plain, new))
+        earlier = known if count >= len(known.sent) - 1 else None  # the agent may write the reply in another way
+        return request, Conversation(is_policy, sent, kept, request.tools, num_plain, earlier, known.prompt)
 
     def end(self, conversation: Conversation, replies: Sequence[ModelReply]) -> None:
         """Adds the replies to a call; their prompts then share the tokens of the conversation."""
@@ -155,6 +175,8 @@ class Conversations:
             if reply.message.get("tool_calls"):
                 self._own_calls = self._own_calls or {}
                 add_calls(self._own_calls, reply.message)
+        if conversation.num_plain == len(conversation.sent) and _is_plain(replies[0].message):
+            conversation.num_plain += 1
         is_unchanged = conversation.kept is conversation.sent
         conversation.kept = [*conversation.kept, replies[0].message]
         conversation.sent = conversation.kept if is_unchanged else [*conversation.sent, replies[0].message]
@@ -164,36 +186,33 @@ class Conversations:
             conversation.earlier = None
         self._latest = (*others[1 - MAX_CONVERSATIONS :], conversation)
 
-    def _find(self, messages: Sequence[Message], is_policy: bool) -> tuple[Conversation | None, int]:
-        """Returns the conversation that has the most messages at the beginning of a request, and how many."""
-        best, most = None, 0
-        for each in reversed(self._latest):
-            if each.is_policy == is_policy and (count := _count_same(each.sent, messages)) > most:
-                best, most = each, count
-                if count >= len(each.sent) - 1:
-                    break
-        return best, most
+
+def _count_equal(known: Conversation, messages: list[Any]) -> int:
+    count = min(known.num_plain, len(messages))
+    try:
+        if known.sent[:count] == messages[:count]:
+            return count
+        return sum(1 for _ in takewhile(truth, map(eq, known.sent[:count], messages)))
+    except Exception:  # noqa: BLE001  an agent's object may raise anything when it is compared
+        return 0
 
 
-def _count_same(known: Sequence[Message], messages: Sequence[Message]) -> int:
-    return sum(1 for _ in takewhile(truth, map(is_same, known, messages)))
+def _is_plain(value: Any) -> bool:
+    """Returns True if all that a message holds is text, which `==` compares exactly."""
+    kind = type(value)
+    if kind is dict:
+        return all(map(_is_plain, value.values()))
+    return kind is str or value is None or (kind is list and all(map(_is_plain, value)))
 
 
 def is_same(one: Any, other: Any) -> bool:
     """Returns True if two values are the same JSON: `1`, `1.0` and `true` are not."""
     if one is other:
         return True
-    if type(one) is type(other) is dict and len(one) == len(other) == 2 and type(one.get("content")) is str:
-        return bool(one["content"] == other.get("content") and one.get("role") == other.get("role") is not None)
     try:
         return marshal.dumps(one, 2) == marshal.dumps(other, 2)
     except ValueError:  # an object, which the record may write in its own way
         return False
-
-
-def count_shared(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Returns how many objects two lists share at their beginning."""
-    return sum(1 for _ in takewhile(truth, map(is_, first, second)))
 
 
 def restore_replies(messages: list[Message], own: OwnCalls) -> list[Message]:

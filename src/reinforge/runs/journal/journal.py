@@ -35,7 +35,7 @@ from reinforge.files import (
     to_json,
 )
 from reinforge.runs.journal.episode_json import dump_episode
-from reinforge.runs.journal.packing import EpisodePacker, build_episode_row, unpack_episode
+from reinforge.runs.journal.packing import EpisodePacker, build_episode_row, write_line
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.schema import insert_row, update_rows
 from reinforge.runs.journal.writer import JournalWriter, note_damage
@@ -228,9 +228,9 @@ class RunJournal(JournalReader):
         found = self.packed_episodes("collect", epoch)
         if not found:
             return None
-        text = "".join(f"{to_json(unpack_episode(data))}\n" for _, data in sorted(found.items()))
+        text = b"".join(write_line(data) for _, data in sorted(found.items()))
         crash_point("export.mid")
-        packed = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
+        packed = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(text)
         write_listed(self.folder, f"episodes/{target.name}", packed)
         return target
 

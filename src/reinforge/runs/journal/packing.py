@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
+from pydantic_core import to_json as dump_plain
 
 from reinforge.bounded import load_json
 from reinforge.errors import RecordError
@@ -242,6 +243,15 @@ def unpack_episode(blob: bytes) -> dict[str, Any]:
             _unpack_reply(other, call["prompt_token_ids"] if other["prompt_token_ids"] is True else [], *streams)
         known.append(([*call["messages"], call["reply"]], (call["prompt_token_ids"] or []) + (call["token_ids"] or [])))
     return data
+
+
+def write_line(blob: bytes) -> bytes:
+    """Returns an episode as one line of JSON."""
+    data = unpack_episode(blob)
+    try:
+        return dump_plain(data) + b"\n"  # all of it is plain JSON, which this writes ten times as fast as `json`
+    except ValueError:  # half of a surrogate pair
+        return f"{to_json(data)}\n".encode()
 
 
 def _unpack_reply(
