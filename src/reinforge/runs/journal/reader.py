@@ -144,7 +144,11 @@ class JournalReader:
         )
         heads = []
         for key, of_epoch, round_, example_id, outcome, reason, scores, reward in rows:
-            numbers = json.loads(scores)
+            try:
+                numbers = dict(json.loads(scores))
+            except (TypeError, ValueError) as error:
+                self._note_damage()
+                raise DamagedJournal(self.folder, f"episodes {key}: its scores are not JSON") from error
             heads.append(EpisodeHead(key, of_epoch, round_, example_id, outcome, reason or "", reward, numbers))
         return heads
 
