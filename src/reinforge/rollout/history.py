@@ -121,7 +121,7 @@ class Conversation:
     prompt: Sequence[int] = ()
 
 
-NOTHING = Conversation(False, *[[]] * 2, None)
+NOTHING = Conversation(is_policy=False, sent=[], kept=[], tools=None)
 """What a first call continues."""
 
 

@@ -89,8 +89,8 @@ class TokenIds(Sequence[int]):
     def __getitem__(self, index: slice) -> tuple[int, ...]: ...
 
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        places = range(self._count)[index]
-        return self._shared[places] if isinstance(places, int) else tuple(self.to_array()[index])
+        found = self.to_array()[index]
+        return tuple(found) if isinstance(found, array) else found
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.to_array())

@@ -18,7 +18,6 @@ from reinforge.errors import InvalidCall
 from reinforge.limits import get_limits
 from reinforge.rollout.handle.arguments import FORMATS, CallArguments
 from reinforge.rollout.handle.completion import to_plain_data
-from reinforge.rollout.handle.tool_arguments import read_tools
 from reinforge.types.request import Message, ModelRequest, SamplingParams
 
 _UNFORWARDED_ARGUMENTS = frozenset({"model", "timeout", "tools", "n", "stream_options", "extra_headers", "extra_query"})
@@ -58,6 +57,8 @@ def build_request(
     if arguments.given.keys() <= _SAMPLING_ARGUMENTS:  # nothing else to read
         params = _build_params(arguments, sampling, seed)
         return ModelRequest(read_messages(messages or (), known), params, template_kwargs=_NO_TEMPLATE_ARGUMENTS)
+    from reinforge.rollout.handle.tool_arguments import read_tools
+
     arguments.check_names()
     prompt = _read_prompt(arguments)
     if prompt is not None and messages is None:
