@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import gc
 import json
+import random
 import resource
 import shutil
 import sqlite3
@@ -122,6 +124,7 @@ def find_project() -> Path:
 
 def inflate(database: Path, num_episodes: int, chars: int) -> None:
     """Adds episodes to a journal, and the rows of the epochs that they would have been."""
+    from reinforge.runs.journal.packing import EpisodePacker, unpack_episode
     from reinforge.runs.journal.schema import insert_row
 
     num_epochs = num_episodes // EPISODES_PER_EPOCH
@@ -129,7 +132,7 @@ def inflate(database: Path, num_episodes: int, chars: int) -> None:
         db.execute("PRAGMA synchronous = OFF")
         db.execute("BEGIN")
         [[model]] = db.execute("SELECT data FROM episodes WHERE phase = 'collect' LIMIT 1").fetchall()
-        data = pad(json.loads(model), chars)
+        data = EpisodePacker(pad(unpack_episode(model), chars)).compress()
         stages = db.execute("SELECT stage, at_s, data FROM stages LIMIT 6").fetchall()
         [[state]] = db.execute("SELECT data FROM snapshots ORDER BY epoch DESC LIMIT 1").fetchall()
         first = db.execute("SELECT coalesce(min(epoch), 0) FROM snapshots").fetchone()[0]
@@ -139,21 +142,31 @@ def inflate(database: Path, num_episodes: int, chars: int) -> None:
                 example, generation = divmod(number, 8)
                 key = f"collect/{past}/0/{example}/{generation}"
                 row = {"key": key, "phase": "collect", "epoch": past, "round": 0, "example_id": str(example)}
-                insert_row(db, "episodes", **row, generation=generation, attempt=0, outcome="ok", reward=0.5, data=data)
+                insert_row(
+                    db,
+                    "episodes",
+                    **row,
+                    generation=generation,
+                    attempt=0,
+                    outcome="ok",
+                    reward=0.5,
+                    scores="{}",
+                    data=data,
+                )
             for stage, at_s, text in stages:
                 insert_row(db, "stages", epoch=past, stage=stage, at_s=at_s, data=text)
             insert_row(db, "snapshots", epoch=past, version=0, checkpoint=None, at_s=0.0, data=state)
         db.execute("COMMIT")
 
 
-def pad(episode: dict[str, Any], chars: int) -> str:
-    """Returns an episode as JSON with that many characters."""
+def pad(episode: dict[str, Any], chars: int) -> dict[str, Any]:
+    """Returns an episode that takes about that many bytes when it is packed."""
     text = json.dumps(episode)
     if len(text) > chars:
         episode["calls"] = []
         text = json.dumps(episode)
-    episode["output"] = "x" * max(0, chars - len(text))
-    return json.dumps(episode)
+    episode["output"] = base64.b85encode(random.Random(0).randbytes(max(0, chars - len(text)))).decode()
+    return episode
 
 
 # Waiting episodes.

@@ -122,8 +122,8 @@ class Epoch:
             assert outcomes["ok"] == faults.count(None), (example, outcomes, faults)
             assert outcomes["policy_error"] == faults.count("the policy")
             assert outcomes["cancelled"] == faults.count("the agent's cancellation")
-        query = "SELECT count(*) FROM episodes WHERE outcome != 'ok' AND data LIKE ?"
-        reasons = read_rows(self.context.folder, query, ('%"reason":null%',))
+        query = "SELECT count(*) FROM episodes WHERE outcome != 'ok' AND reason IS NULL"
+        reasons = read_rows(self.context.folder, query)
         assert reasons == [(0,)], "every failure has a reason"
         asked = sum(outcomes.total() for outcomes in by_example.values())
         failed = sum(count for _, outcome, count in rows if Outcome(outcome).is_missing)

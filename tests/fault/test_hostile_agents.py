@@ -179,8 +179,8 @@ def test_an_attack_costs_its_own_episode_and_the_run_ends_with_nothing_left_behi
     assert (child.wait(PATIENCE_S), child.left_behind()) == (0, []), child.said
     assert toy.summary["status"] == "completed"
     failed = toy.rows_of(
-        "SELECT json_extract(data, '$.outcome') || ': ' || json_extract(data, '$.reason') FROM episodes "
-        "WHERE json_extract(data, '$.outcome') NOT IN ('ok', 'overlong')"
+        "SELECT outcome || ': ' || reason FROM episodes "
+        "WHERE outcome NOT IN ('ok', 'overlong')"
     )
     assert len(failed) == 1, failed
     assert failed[0][0].startswith(REASONS[kind])

@@ -109,7 +109,7 @@ def run_of(folder, agent, **fields):
 
 
 def outcomes_of(folder, remainder=3):
-    query = "SELECT outcome, json_extract(data, '$.reason') FROM episodes WHERE example_id % 4 = ? GROUP BY 1, 2"
+    query = "SELECT outcome, reason FROM episodes WHERE example_id % 4 = ? GROUP BY 1, 2"
     return read_rows(folder / "r", query, (remainder,))
 
 

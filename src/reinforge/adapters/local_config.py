@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from reinforge.config.finetuning_blocks import Block
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.interfaces import PolicyServer
-from reinforge.rollout.models.endpoint_config import EndpointConfig, validate_key, validate_url
 from reinforge.types.sample import Sharding
+
+if TYPE_CHECKING:
+    from reinforge.rollout.models.endpoint_config import EndpointConfig
 
 OWN_ARGUMENTS = frozenset(
     {
@@ -87,6 +89,8 @@ class VLLMSamplerConfig(Block):
     def _check_url(cls, url: str | None) -> str | None:
         if url is None:
             return None
+        from reinforge.rollout.models.endpoint_config import validate_url
+
         url = validate_url(url)
         if url.endswith("/v1"):
             raise ValueError("write the address without /v1: weights are sent to other paths of the same server")
@@ -95,6 +99,8 @@ class VLLMSamplerConfig(Block):
     @field_validator("api_key")
     @classmethod
     def _check_key(cls, key: SecretStr | None) -> SecretStr | None:
+        from reinforge.rollout.models.endpoint_config import validate_key
+
         return None if key is None else validate_key(key)
 
     @model_validator(mode="after")
@@ -119,6 +125,8 @@ class VLLMSamplerConfig(Block):
             "max_retries": self.max_retries,
             "max_connections": self.max_connections,
         }
+        from reinforge.rollout.models.endpoint_config import EndpointConfig
+
         return EndpointConfig(**settings)
 
 

@@ -47,7 +47,7 @@ def read_tokens(choice: Mapping[str, Any]) -> ReplyTokens | None:
     if isinstance(found, TokenLogprobs):
         texts = found.texts or ("",) * len(found.token_ids)
         tops = tuple([_build_top(each) for each in top] for top in found.top_logprobs)
-        return ReplyTokens(texts, _clean(found.logprobs), found.token_ids, found.prompt_token_ids, tops)
+        return ReplyTokens(texts, _clean(found.logprobs), found.token_ids, tuple(found.prompt_token_ids), tops)
     if not isinstance(found, Mapping):
         return None
     content = found.get("content") or ()

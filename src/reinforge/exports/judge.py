@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from reinforge.exports.trained_model import TrainedModel
 from reinforge.interfaces import PolicyServer
 from reinforge.registry import Registry
 from reinforge.runs.journal.episode_json import parse_episode
+from reinforge.runs.journal.packing import read_packed
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress
 from reinforge.trainer.evaluate import EvaluationOptions, evaluate
@@ -164,8 +164,8 @@ def read_scores(reader: JournalReader, metric: str) -> dict[str, float]:
     samples: dict[str, list[float]] = {}
     epochs = {row.epoch for row in reader.validations()}
     for epoch in sorted(epochs):
-        for text in reader.episode_texts(ARM, epoch).values():
-            data = json.loads(text)
+        for packed in reader.packed_episodes(ARM, epoch).values():
+            data = read_packed(packed)
             score = (data["scores"] or {}).get(metric)
             if score is not None and score["error"] is None and not Outcome(data["outcome"]).is_missing:
                 samples.setdefault(data["example_id"], []).append(float(score["score"]))

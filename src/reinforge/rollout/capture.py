@@ -25,7 +25,7 @@ from reinforge.rollout.handle.arguments import CallArguments, read_arguments
 from reinforge.rollout.handle.chat import build_forwarded_request, build_request, find_overridden, read_num_choices
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
-from reinforge.rollout.history import add_continued_turn, restore_replies
+from reinforge.rollout.history import NOTHING, Conversation, Conversations, add_continued_turn
 from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
@@ -37,6 +37,7 @@ CLIENT_CHARS = 40
 @dataclass(frozen=True, slots=True)
 class StartedCall:
     request: ModelRequest
+    conversation: Conversation
     index: int
     functions: tuple[str, ...]
     started_s: float
@@ -70,6 +71,7 @@ class Capture:
     num_started: int = 0
     closed: bool = False
     _undecided: tuple[ModelCall, ...] = ()
+    conversations: Conversations = field(default_factory=Conversations)
 
     @contextmanager
     def function(self, name: str) -> Iterator[None]:
@@ -104,13 +106,15 @@ class Capture:
             by = f" (of {client.split()[0][:CLIENT_CHARS]})" if client.strip() else ""
             logger.warning("ignored in the agent's requests%s: %s", by, ", ".join(new))
 
-    def begin_call(self, model: ChatModel, request: ModelRequest) -> StartedCall:
+    def begin_call(
+        self, model: ChatModel, request: ModelRequest, known: Conversation = NOTHING, count: int = 0
+    ) -> StartedCall:
+        """Starts a call, whose first `count` messages are those of a known conversation."""
         self._check_open()
-        if model.is_policy and (sent := restore_replies(request.messages, self.calls)) is not request.messages:
-            request = replace(request, messages=sent)
+        request, conversation = self.conversations.begin(request, known, count, is_policy=model.is_policy)
         self._match_request(request.messages)
         self.bad_call = self.lost_call = None  # the agent went on
-        started = StartedCall(request, self.num_started, self.functions, time.time())
+        started = StartedCall(request, conversation, self.num_started, self.functions, time.time())
         self.num_started += 1
         self.pending += 1
         return started
@@ -130,6 +134,7 @@ class Capture:
         self.pending -= 1
         self._check_open()
         reply, *others = replies
+        self.conversations.end(started.conversation, replies)
         if model.is_policy:
             failures = (each.failure or find_bad_call(each.message) for each in replies)
             self.bad_call = next((failure for failure in failures if failure is not None), self.bad_call)
@@ -232,8 +237,10 @@ class AsyncLLM:
 
     async def complete(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ChatCompletion:
         n = read_num_choices(arguments)
-        call = self._capture.begin_call(self.model, self._build_request(messages, arguments))
-        del messages, arguments  # the request has copies, and the wait may be long
+        known, count = self._capture.conversations.find(messages, is_policy=self.model.is_policy)
+        request = self._build_request(messages, arguments, known.sent[:count])
+        call = self._capture.begin_call(self.model, request, known, count)
+        del messages, arguments, request, known  # the request has copies, and the wait may be long
         try:
             if n == 1:  # without the frame of `sample_choices`: ten thousand episodes may wait here
                 replies = [await self.model.sample(self._continue(call.request))]
@@ -261,13 +268,15 @@ class AsyncLLM:
             self._warn_of_missing(completion)
         return completion
 
-    def _build_request(self, messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
+    def _build_request(
+        self, messages: Sequence[Any] | None, arguments: CallArguments, known: Sequence[Message] = ()
+    ) -> ModelRequest:
         if self._forwards_arguments:
-            return build_forwarded_request(messages, arguments)
+            return build_forwarded_request(messages, arguments, known)
         seed = arguments.get("seed")
         if seed is None or self._sampling is not None:  # a trained policy uses the run's seed, not the agent's
             seed = derive_call_seed(self._capture.seed, self._capture.num_started)
-        request = build_request(messages, arguments, sampling=self._sampling, seed=seed)
+        request = build_request(messages, arguments, sampling=self._sampling, seed=seed, known=known)
         if arguments.given:
             self._warn_of_unused(arguments)
         return request

@@ -136,8 +136,9 @@ def _fail(record: EpisodeRecord, outcome: Outcome, reason: str) -> None:
 
 
 def _cut_calls(record: EpisodeRecord, is_policy: Callable[[str], bool]) -> tuple[Outcome, str] | None:
+    seen = set[int]()  # a conversation holds its messages once, and they are checked once
     for index, call in enumerate(record.calls):
-        problem = _find_problem(call, is_policy=is_policy(call.llm))
+        problem = _find_problem(call, seen, is_policy=is_policy(call.llm))
         if problem is not None:
             record.calls = record.calls[:index]
             record.marks = [mark for mark in record.marks if mark.after_call <= index]
@@ -145,20 +146,29 @@ def _cut_calls(record: EpisodeRecord, is_policy: Callable[[str], bool]) -> tuple
     return None
 
 
-def _find_problem(call: ModelCall, *, is_policy: bool) -> tuple[Outcome, str] | None:
+def _find_problem(call: ModelCall, seen: set[int], *, is_policy: bool) -> tuple[Outcome, str] | None:
     """Returns the outcome and the reason if a call cannot be recorded: its request first, which came first."""
     request = call.request
     settings = request.template_kwargs, request.sampling.stop, request.sampling.logit_bias, request.prompt
-    asked = find_unwritable(request.messages) or find_unwritable(request.tools)
+    parts = [part for part in (*request.messages, request.tools) if id(part) not in seen]
+    seen.update(map(id, parts))
+    asked = next((why for part in parts if (why := _find_unwritable(part)) is not None), None)
     if asked is None and any(settings):
         asked = find_unwritable(settings)
     if asked is not None:
         return Outcome.TOOL_ERROR, f"a request of the agent to {call.llm} cannot be recorded: {asked}"
-    replied = next((why for reply in call.choices if (why := find_unwritable(reply.message)) is not None), None)
+    replied = next((why for reply in call.choices if (why := _find_unwritable(reply.message)) is not None), None)
+    seen.update(id(reply.message) for reply in call.choices)
     if replied is not None:
         outcome = Outcome.POLICY_ERROR if is_policy else Outcome.BACKEND_ERROR
         return outcome, f"a reply of {call.llm} cannot be recorded: {replied}"
     return None
+
+
+def _find_unwritable(value: object) -> str | None:
+    if type(value) is dict and all(type(each) is str for entry in value.items() for each in entry):
+        return None  # nearly every message
+    return find_unwritable(value)
 
 
 def _drop_output(record: EpisodeRecord, is_policy: Callable[[str], bool]) -> tuple[Outcome, str] | None:

@@ -45,8 +45,7 @@ def build_episode_item(message: Message, **fields: Any) -> EpisodeItem:
     if not isinstance(content, str) and content is not None:
         extra["content"] = content
     role = _ROLES.get(str(message.get("role")), EpisodeItemRole.OTHER)
-    values = {"logprobs": None, "trained": None, **fields}
-    return EpisodeItem.model_construct(role=role, content=extract_text(content), metadata=extra or None, **values)
+    return EpisodeItem.build(role, extract_text(content), metadata=extra or None, **fields)
 
 
 def build_turn(call: ModelCall, *, trained: bool) -> EpisodeItem:

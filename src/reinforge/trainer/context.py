@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections import Counter
@@ -20,6 +19,7 @@ from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.journal.episode_json import parse_episode
 from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.packing import unpack_episode
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.rows import PHASES, EpochSnapshot, PolicyVersion, ValidationRow
@@ -212,7 +212,7 @@ class RunContext:
     validation_tokens: int = 0  # of the one with the most
     job_s: float = 0.0  # of the last job, with the publication of its weights; 0: none has ended
     _stage_since: float = field(default_factory=time.monotonic)
-    _known: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
+    _known: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
     _early: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -286,7 +286,7 @@ class RunContext:
         if key.phase not in self.recalls:
             return None
         data = self._load_known(key.phase, key.epoch).get(str(key))
-        record = parse_episode(json.loads(data), item) if data is not None else None
+        record = parse_episode(unpack_episode(data), item) if data is not None else None
         if record is None or record.outcome.is_missing or not self._has_current_weights(record):
             return None
         self._tokens_before += record.num_completion_tokens  # sampled by an earlier call
@@ -309,14 +309,15 @@ class RunContext:
     def load_episodes(
         self, epoch: int, items: Mapping[str, EvalInputItem], phase: str = "collect"
     ) -> list[EpisodeRecord]:
-        found = [json.loads(data) for _, data in sorted(self.journal.episode_texts(phase, epoch).items())]
+        packed = sorted(self.journal.packed_episodes(phase, epoch).items())
+        found = [unpack_episode(data) for _, data in packed]
         return [parse_episode(data, items[data["example_id"]]) for data in found if data["example_id"] in items]
 
-    def _load_known(self, phase: str, epoch: int) -> dict[str, str]:
+    def _load_known(self, phase: str, epoch: int) -> dict[str, bytes]:
         if (phase, epoch) not in self._known:
             while len(self._known) > self.limits.max_staleness:  # one per collection that runs at the same time
                 del self._known[next(iter(self._known))]
-            self._known[phase, epoch] = self.journal.episode_texts(phase, epoch)
+            self._known[phase, epoch] = self.journal.packed_episodes(phase, epoch)
         return self._known[phase, epoch]
 
     def _has_current_weights(self, record: EpisodeRecord) -> bool:

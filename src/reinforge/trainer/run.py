@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -55,7 +56,6 @@ from reinforge.trainer.setup.components import BUNDLED, ComponentBuilder
 from reinforge.trainer.setup.effective_settings import effective_settings
 from reinforge.trainer.setup.parts import Parts, bind_parts, finish_trackers, start_guards, start_trackers
 from reinforge.trainer.setup.prepare import build_parts, refuse_absent_model, require_enabled, settle_dtype
-from reinforge.trainer.setup.reach import list_reach
 from reinforge.trainer.setup.run_settings import shrink_for_smoke, shrink_splits
 from reinforge.trainer.shutdown import describe_kept_work, run_interruptible
 from reinforge.types.job import TrainingJobStatus
@@ -250,6 +250,15 @@ class _Run:
                 self.context.progress.close()
         return self.summary
 
+    def _list_sent_variables(self) -> list[tuple[str, str]]:
+        run = self.loaded.config.finetuning.run_configuration
+        may_send = self.loaded.placeholders or (run is not None and run.validation_config_file)
+        if not may_send and "reinforge.rollout.models.endpoint_config" not in sys.modules:
+            return []  # without variables in it, only an endpoint reads one
+        from reinforge.trainer.setup.reach import list_reach
+
+        return list_reach(self.loaded).format_sent_variables()
+
     async def _run_stages(self) -> None:
         config, context, trainer = self.config, self.context, self.trainer
         self._record_settings()
@@ -257,7 +266,7 @@ class _Run:
         self.options.live.folder = context.folder
         self.options.live.record_end = self._record_forced_end
         context.journal.start_session()
-        settings = [*effective_settings(self.parts), *list_reach(self.loaded).format_sent_variables()]
+        settings = [*effective_settings(self.parts), *self._list_sent_variables()]
         if self.dtype is not None:
             settings.append(("dtype", str(self.dtype)))
             if self.options.resume is None:

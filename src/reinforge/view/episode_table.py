@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,8 +17,8 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
-from reinforge.bounded import load_json
 from reinforge.runs.episodes import EpisodeExcerpt, format_prompt, make_excerpt
+from reinforge.runs.journal.packing import read_packed
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE, EpisodeExtent, ListedEpisode
 from reinforge.safe_text import to_printable
@@ -31,8 +30,6 @@ MAX_CELL = 160
 NUM_READ = 1000
 """Episodes whose excerpts are read at once."""
 _SPLITS = {"collect": "train", "validate": "select"}
-_NUMBERS = re.compile(r'"(?:prompt_token_ids|token_ids|logprobs)":\[[^\]]*\]')
-"""What takes most of the time to parse, and is in no excerpt; in a string, a backslash precedes each quotation mark."""
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError)
 """Raised by what an episode holds if that is damaged; its own page says so."""
 _Group = tuple[int, int, str]
@@ -229,7 +226,7 @@ class EpisodeTable:
         for number in numbers:
             excerpt = _NOTHING
             with contextlib.suppress(*_DAMAGE):
-                excerpt = make_excerpt(load_json(_NUMBERS.sub('"":0', found[number])))
+                excerpt = make_excerpt(read_packed(found[number]))
             self._excerpts[number] = excerpt
             self.agents.update(excerpt.agents)
             self.workers.update(excerpt.workers)
@@ -238,9 +235,9 @@ class EpisodeTable:
     def read_prompts(self, episodes: Sequence[ListedEpisode]) -> dict[int, str]:
         """Returns the first prompt of episodes by their number, without those that cannot be read."""
         found = {}
-        for number, text in self._reader.read_data(each.number for each in episodes).items():
+        for number, packed in self._reader.read_data(each.number for each in episodes).items():
             with contextlib.suppress(*_DAMAGE):
-                found[number] = format_prompt(load_json(text))
+                found[number] = format_prompt(read_packed(packed))
         return found
 
     def select(self, query: EpisodeQuery) -> Sequence[ListedEpisode]:

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from reinforge.rollout import capture, history
+from reinforge.rollout import history
 from reinforge.rollout.capture import AsyncLLM
-from reinforge.rollout.history import restore_replies
-from reinforge.types.episode import ModelCall
-from reinforge.types.request import ModelReply, ModelRequest
+from reinforge.rollout.history import add_calls, restore_replies
 from tests.calculator import TOOLS, CalculatorPolicy
 from tests.doubles import PolicyModel
 from tests.gateway import Episode
@@ -21,13 +19,16 @@ def message_of(arguments, content=None, **changes):
     return {"role": "assistant", "content": content, "tool_calls": [{**call, **changes}]}
 
 
-def call_of(message):
-    return ModelCall("call-0", "agent", "m", ModelRequest([]), ModelReply(message, "tool_calls", None), (), 0.0, 0.0)
+def own_calls(*replies):
+    own = {}
+    for reply in replies:
+        add_calls(own, reply)
+    return own
 
 
 def restored(message, reply=None):
     question = {"role": "user", "content": "2 + 3?"}
-    first, second = restore_replies([question, message], [call_of(reply or message_of(SAMPLED))])
+    first, second = restore_replies([question, message], own_calls(reply or message_of(SAMPLED)))
     assert first is question
     return second
 
@@ -57,7 +58,7 @@ def test_text_that_the_agent_added_or_left_out_stays_so():
 
 def test_without_tool_calls_the_messages_are_untouched():
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": " b "}]
-    assert restore_replies(messages, [call_of({"role": "assistant", "content": "b"})]) is messages
+    assert restore_replies(messages, own_calls(message_of(SAMPLED))) is messages
 
 
 def count_parsed(num_turns, monkeypatch):
@@ -67,7 +68,7 @@ def count_parsed(num_turns, monkeypatch):
     parse = history.load_json
     with monkeypatch.context() as patch:
         patch.setattr(history, "load_json", lambda text: texts.append(text) or parse(text))
-        assert restore_replies(sent, [call_of(reply) for reply in replies]) == replies
+        assert restore_replies(sent, own_calls(*replies)) == replies
     return len(texts)
 
 
@@ -102,5 +103,5 @@ async def test_a_conversation_with_json_written_anew_stays_one():
 
 async def test_without_the_sampled_text_it_looks_like_two(monkeypatch):
     """Mutation check."""
-    monkeypatch.setattr(capture, "restore_replies", lambda messages, calls: messages)
+    monkeypatch.setattr(history, "restore_replies", lambda messages, calls: messages)
     assert await count_conversations() == 2

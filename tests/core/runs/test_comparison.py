@@ -16,6 +16,7 @@ from reinforge.errors import ConfigError
 from reinforge.runs.comparison import compare_runs, find_obstacles, list_settings
 from reinforge.runs.episodes import count_changes
 from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.packing import EpisodePacker, build_episode_row, unpack_episode
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.schema import update_rows
 from reinforge.runs.page.content import read_content
@@ -160,10 +161,11 @@ def change_episodes(folder, change, **columns):
     journal = RunJournal.open(folder)
 
     def write(db):
-        for key, text in db.execute("SELECT key, data FROM episodes WHERE phase = 'confirm_tuned'").fetchall():
-            changed = change(json.loads(text))
+        for key, packed in db.execute("SELECT key, data FROM episodes WHERE phase = 'confirm_tuned'").fetchall():
+            changed = change(unpack_episode(packed))
             if changed is not None:
-                update_rows(db, "episodes", {"data": json.dumps(changed), **columns}, "key = :known", known=key)
+                row = {"data": EpisodePacker(changed).compress(), **build_episode_row(changed), **columns}
+                update_rows(db, "episodes", row, "key = :known", known=key)
 
     journal._writer.put(write)
     journal.close()

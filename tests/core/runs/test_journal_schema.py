@@ -12,7 +12,7 @@ from reinforge.runs.journal.repair import check_journal, repair_journal
 from tests.project import call
 
 
-@pytest.fixture(params=[4, -1, 2])
+@pytest.fixture(params=[5, -1, 3])
 def other(request, tmp_path):
     folder = tmp_path / "runs" / "r"
     folder.parent.mkdir()
@@ -21,8 +21,8 @@ def other(request, tmp_path):
     database.execute("ALTER TABLE stages RENAME TO steps")
     database.execute(f"PRAGMA user_version = {request.param}")
     database.close()
-    fix = "upgrade reinforge" if request.param == 4 else "start a new run"
-    return folder, f"has format {request.param}, and this reinforge reads format 3: {fix}"
+    fix = "upgrade reinforge" if request.param == 5 else "start a new run"
+    return folder, f"has format {request.param}, and this reinforge reads format 4: {fix}"
 
 
 def test_a_journal_of_another_format_is_refused_and_left_alone(other):

@@ -69,7 +69,7 @@ def test_a_resume_reads_the_state_that_it_uses_and_scans_no_episodes(folder, mon
     assert journal.find_snapshot(2).state["epoch"] == 2
     assert journal.find_snapshot(99) is None
     journal.rewind(2, forget_jobs=True, forget_episodes=True)
-    assert len(journal.episode_texts("collect", 2)) == EPISODES
+    assert len(journal.packed_episodes("collect", 2)) == EPISODES
     journal.close()
     assert statements.scans("episodes") == []
     assert JournalReader(folder).count_collected() == {0: 10, 1: 10, 2: 10}, "those of epoch 3 are forgotten"
@@ -111,11 +111,11 @@ def test_old_damage_is_mended_by_the_resume_after_the_one_that_meets_it(folder, 
     assert not repair_journal(folder), "it is not looked for in a large journal"
     journal = RunJournal.open(folder)
     with pytest.raises(DamagedJournal):
-        journal.episode_texts("collect", 0)
+        journal.packed_episodes("collect", 0)
     journal.close()
     assert repair_journal(folder)
     assert not (folder / DAMAGE_MARK).exists()
-    assert len(JournalReader(folder).episode_texts("collect", 0)) == EPISODES - 1
+    assert len(JournalReader(folder).packed_episodes("collect", 0)) == EPISODES - 1
 
 
 def test_old_damage_would_stop_every_resume_if_it_were_not_noted(folder, large, monkeypatch):
@@ -126,13 +126,13 @@ def test_old_damage_would_stop_every_resume_if_it_were_not_noted(folder, large, 
         assert not repair_journal(folder)
         journal = RunJournal.open(folder)
         with pytest.raises(DamagedJournal):
-            journal.episode_texts("collect", 0)
+            journal.packed_episodes("collect", 0)
         journal.close()
 
 
 def test_who_only_reads_a_run_leaves_no_mark(folder):
     damage(folder, 0)
     with pytest.raises(DamagedJournal):
-        JournalReader(folder).episode_texts("collect", 0)
+        JournalReader(folder).packed_episodes("collect", 0)
     assert not (folder / DAMAGE_MARK).exists()
     assert read_record(folder).facts["run_id"] == "r"

@@ -18,7 +18,6 @@ from reinforge.errors import InvalidCall
 from reinforge.limits import get_limits
 from reinforge.rollout.handle.arguments import FORMATS, CallArguments
 from reinforge.rollout.handle.completion import to_plain_data
-from reinforge.rollout.handle.tool_arguments import read_tools
 from reinforge.types.request import Message, ModelRequest, SamplingParams
 
 _UNFORWARDED_ARGUMENTS = frozenset({"model", "timeout", "tools", "n", "stream_options", "extra_headers", "extra_query"})
@@ -41,17 +40,25 @@ MAX_TOP_LOGPROBS = 20
 
 
 def build_request(
-    messages: Sequence[Any] | None, arguments: CallArguments, *, sampling: SamplingParams | None, seed: int
+    messages: Sequence[Any] | None,
+    arguments: CallArguments,
+    *,
+    sampling: SamplingParams | None,
+    seed: int,
+    known: Sequence[Message] = (),
 ) -> ModelRequest:
     """Returns the request for one call to a model in this process.
 
     Args:
         messages: The history; None if the arguments have a `prompt`.
         sampling: The run's temperature, top_p, top_k and min_p for a trained policy; None: use the agent's.
+        known: What the first of the messages are, if they were read before.
     """
     if arguments.given.keys() <= _SAMPLING_ARGUMENTS:  # nothing else to read
         params = _build_params(arguments, sampling, seed)
-        return ModelRequest(read_messages(messages or ()), params, template_kwargs=_NO_TEMPLATE_ARGUMENTS)
+        return ModelRequest(read_messages(messages or (), known), params, template_kwargs=_NO_TEMPLATE_ARGUMENTS)
+    from reinforge.rollout.handle.tool_arguments import read_tools
+
     arguments.check_names()
     prompt = _read_prompt(arguments)
     if prompt is not None and messages is None:
@@ -68,7 +75,7 @@ def build_request(
 
         grammar = read_grammar(arguments)
     return ModelRequest(
-        read_messages(messages or ()),
+        read_messages(messages or (), known),
         _build_params(arguments, sampling, seed),
         tools,
         _read_template_arguments(arguments),
@@ -80,12 +87,14 @@ def build_request(
     )
 
 
-def build_forwarded_request(messages: Sequence[Any] | None, arguments: CallArguments) -> ModelRequest:
+def build_forwarded_request(
+    messages: Sequence[Any] | None, arguments: CallArguments, known: Sequence[Message] = ()
+) -> ModelRequest:
     """Returns the request for one call to a model behind an endpoint, which gets the agent's arguments unchanged."""
     arguments.check_forwarded()
     if not messages:
         raise arguments.bad("messages", "must have at least one message")
-    plain = [normalize_message(message) for message in messages]
+    plain = [*known, *(normalize_message(message) for message in messages[len(known) :])]
     given, tools = arguments.given, to_plain_data(arguments.get("tools"))
     forwarded = {name: to_plain_data(value) for name, value in given.items() if name not in _UNFORWARDED_ARGUMENTS}
     return ModelRequest(plain, _build_params(arguments, None, given.get("seed") or 0), tools or None, {}, forwarded)
@@ -216,12 +225,14 @@ def send_messages(messages: Sequence[Any]) -> list[Any]:
     return [normalize_message(each) if known else each for each, known in zip(messages, is_message, strict=True)]
 
 
-def read_messages(messages: Sequence[Any]) -> list[Message]:
+def read_messages(messages: Sequence[Any], known: Sequence[Message] = ()) -> list[Message]:
     """Returns the messages for a model in this process, which reads text only; blocks of text become one text."""
     if not messages or (type(messages) is not list and not _is_list(messages)):
         found = type(messages).__name__ if messages else "none"
         raise _error("messages", f'needs a list of at least one message: [{{"role": "user", ...}}], found {found}')
-    return [_read_message(message, index) for index, message in enumerate(messages)]
+    count = len(known)
+    new = messages[count:] if count else messages
+    return [*known, *[_read_message(message, index) for index, message in enumerate(new, count)]]
 
 
 def _is_list(messages: Any) -> bool:

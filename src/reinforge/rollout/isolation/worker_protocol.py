@@ -123,6 +123,8 @@ def _dump_reply(reply: ModelReply) -> Message:
     names = ("message", "finish_reason", "num_prompt_tokens", "num_completion_tokens", "logprobs", "failure")
     tokens = reply.tokens
     dumped = None if tokens is None else {name: getattr(tokens, name) for name in _TOKEN_FIELDS}
+    if dumped is not None and tokens is not None:
+        dumped["prompt_token_ids"] = list(tokens.prompt_token_ids)
     if dumped is not None and tokens is not None and tokens.top_logprobs:
         dumped["top_logprobs"] = [[(each.token, each.logprob) for each in top] for top in tokens.top_logprobs]
     return {**{name: getattr(reply, name) for name in names}, "tokens": dumped}

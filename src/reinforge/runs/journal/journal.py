@@ -24,7 +24,7 @@ import zstandard
 from pydantic import BaseModel
 
 from reinforge.crash import crash_point
-from reinforge.errors import BackendError, ConfigError, RecordError, StorageError, boundary
+from reinforge.errors import BackendError, ConfigError, StorageError, boundary
 from reinforge.files import (
     PRIVATE_FILE,
     make_private_folder,
@@ -34,8 +34,8 @@ from reinforge.files import (
     replace_file,
     to_json,
 )
-from reinforge.limits import get_limits
 from reinforge.runs.journal.episode_json import dump_episode
+from reinforge.runs.journal.packing import EpisodePacker, build_episode_row, write_line
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.journal.schema import insert_row, update_rows
 from reinforge.runs.journal.writer import JournalWriter, note_damage
@@ -98,23 +98,10 @@ class RunJournal(JournalReader):
     def record_episode(self, record: EpisodeRecord) -> None:
         """Records one finished episode, missing ones too; after a `RecordError` nothing was recorded."""
         with refuse_unwritable():  # here, not in the writer, which an error would end
-            key, data = record.key, to_json(dump_episode(record))
-        if len(data) > (most := get_limits().episode_chars):
-            raise RecordError(f"it has {len(data):,} characters, and at most {most:,} can be recorded")
+            data = dump_episode(record)
+            packer, row = EpisodePacker(data), build_episode_row(data)
         crash_point("rollout.before_journal")
-        self._insert(
-            "episodes",
-            key=str(key),
-            phase=key.phase,
-            epoch=key.epoch,
-            round=key.round,
-            example_id=key.example_id,
-            generation=key.generation,
-            attempt=record.attempt,
-            outcome=record.outcome.value,
-            reward=record.reward,
-            data=data,
-        )
+        self._writer.put(lambda db: insert_row(db, "episodes", **row, data=packer.compress()))
         crash_point("rollout.after_journal")
 
     def record_stage(self, epoch: int, stage: str, data: dict[str, Any]) -> None:
@@ -238,12 +225,12 @@ class RunJournal(JournalReader):
         """Writes the epoch's collected episodes as compressed JSONL; returns the file, or None if there are none."""
         self.flush()
         target = self.folder / "episodes" / f"epoch-{epoch:04d}.jsonl.zst"
-        found = self.episode_texts("collect", epoch)
+        found = self.packed_episodes("collect", epoch)
         if not found:
             return None
-        text = "".join(f"{data}\n" for _, data in sorted(found.items()))
+        text = b"".join(write_line(data) for _, data in sorted(found.items()))
         crash_point("export.mid")
-        packed = zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text.encode())
+        packed = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(text)
         write_listed(self.folder, f"episodes/{target.name}", packed)
         return target
 

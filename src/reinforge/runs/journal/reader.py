@@ -12,6 +12,7 @@ from typing import Any
 
 from reinforge.errors import StorageError, boundary
 from reinforge.runs.checkpoints import Checkpoints
+from reinforge.runs.journal.packing import unpack_episode
 from reinforge.runs.journal.schema import JSON_COLUMNS, SCHEMA_VERSION, describe_format, find_problem, read_columns
 from reinforge.runs.rows import (
     BASELINE,
@@ -35,8 +36,6 @@ REPAIR_NOTES = "repair_notes"
 """The fact that holds what a rebuilt journal has lost, for the run that resumes."""
 DAMAGE_MARK = ".damaged"
 """File beside the journal of a run that has met damage in it: the next resume checks every row."""
-
-_IS_DIALOGUE = "json_type(data, '$.output.protocol') = 'text' AND json_type(data, '$.output.branches') = 'array'"
 
 
 class JournalReader:
@@ -131,21 +130,25 @@ class JournalReader:
     def count_collected(self) -> dict[int, int]:
         return dict(self._rows("SELECT epoch, count(*) FROM episodes WHERE phase = 'collect' GROUP BY epoch"))
 
-    def episode_texts(self, phase: str, epoch: int) -> dict[str, str]:
+    def packed_episodes(self, phase: str, epoch: int) -> dict[str, bytes]:
+        """Returns the episodes of one epoch by their keys, for `unpack_episode`."""
         rows = self._read("episodes", "WHERE phase = ? AND epoch = ?", (phase, epoch), parse=False)
         return {row["key"]: row["data"] for row in rows}
 
     def episode_heads(self, phase: str, epoch: int | None = None) -> list[EpisodeHead]:
         """Returns the episodes of a phase without their messages, by example; of one epoch, if it is given."""
         where, values = _build_filter(phase, epoch)
-        columns = "key, epoch, round, example_id, outcome, json_extract(data, '$.reason', '$.scores'), reward"
+        columns = "key, epoch, round, example_id, outcome, reason, scores, reward"
         rows = self._rows(
             f"SELECT {columns} FROM episodes{where} ORDER BY epoch, round, example_id, generation", values
         )
         heads = []
-        for key, of_epoch, round_, example_id, outcome, parts, reward in rows:
-            reason, scores = json.loads(parts)
-            numbers = {name: _read_number(score["score"]) for name, score in scores.items()}
+        for key, of_epoch, round_, example_id, outcome, reason, scores, reward in rows:
+            try:
+                numbers = dict(json.loads(scores))
+            except (TypeError, ValueError) as error:
+                self._note_damage()
+                raise DamagedJournal(self.folder, f"episodes {key}: its scores are not JSON") from error
             heads.append(EpisodeHead(key, of_epoch, round_, example_id, outcome, reason or "", reward, numbers))
         return heads
 
@@ -167,13 +170,13 @@ class JournalReader:
         rows = self._rows(f"SELECT {columns} FROM episodes WHERE rowid > ? ORDER BY rowid", (after,))
         return list(map(ListedEpisode._make, rows))
 
-    def read_data(self, numbers: Iterable[int]) -> dict[int, str]:
-        """Returns the JSON of episodes by their number; their checksums are not compared."""
+    def read_data(self, numbers: Iterable[int]) -> dict[int, bytes]:
+        """Returns packed episodes by their number; their checksums are not compared."""
         rows = "SELECT rowid, data FROM episodes WHERE rowid IN (SELECT value FROM json_each(?))"
         return dict(self._rows(rows, (json.dumps(list(numbers)),)))
 
     def count_outcomes(self) -> list[tuple[str, str, int]]:
-        found = "outcome, coalesce(json_extract(data, '$.reason'), ''), count(*)"
+        found = "outcome, coalesce(reason, ''), count(*)"
         return self._rows(f"SELECT {found} FROM episodes WHERE outcome != 'ok' GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2")
 
     def find_episode(self, key: str) -> EpisodeRow | None:
@@ -192,14 +195,14 @@ class JournalReader:
     def dialogues(self, phase: str, epoch: int | None = None, limit: int | None = None) -> list[EpisodeRow]:
         """Returns the episodes of multi-agent protocols, in the order of their keys."""
         where, values = _build_filter(phase, epoch)
-        tail = f"{where} AND {_IS_DIALOGUE} ORDER BY epoch, example_id, generation, round LIMIT ?"
+        tail = f"{where} AND protocol IS NOT NULL ORDER BY epoch, example_id, generation, round LIMIT ?"
         rows = self._read("episodes", tail, (*values, -1 if limit is None else limit))
         return [EpisodeRow(row["key"], row["data"]) for row in rows]
 
     def has_dialogues(self, phase: str, epoch: int | None, num_probed: int) -> bool:
         where, values = _build_filter(phase, epoch)
-        first = f"SELECT data FROM episodes{where} LIMIT {int(num_probed)}"
-        return bool(self._rows(f"SELECT 1 FROM ({first}) WHERE {_IS_DIALOGUE} LIMIT 1", values))
+        first = f"SELECT protocol FROM episodes{where} LIMIT {int(num_probed)}"
+        return bool(self._rows(f"SELECT 1 FROM ({first}) WHERE protocol IS NOT NULL LIMIT 1", values))
 
     def outputs(self, phase: str) -> dict[str, Any]:
         """Returns what the agent returned in a phase, by example id: the first generation, without missing ones."""
@@ -262,12 +265,10 @@ def is_damage(error: Exception) -> bool:
     return code & 0xFF in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 
 
-def _parse(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
-
-
-def _read_number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _parse(value: str | bytes | None) -> Any:
+    if isinstance(value, bytes):
+        return unpack_episode(value)
+    return None if value is None else json.loads(value)
 
 
 def _build_filter(phase: str | None, epoch: int | None) -> tuple[str, tuple[str | int, ...]]:

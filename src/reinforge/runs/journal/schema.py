@@ -17,10 +17,10 @@ from typing import Any
 from reinforge.bounded import escape_surrogates
 from reinforge.errors import ConfigError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
-JSON_COLUMNS = {"data", "value", "ref"}
-"""Columns that hold JSON, in every table."""
+JSON_COLUMNS = {"data", "value", "ref", "scores"}
+"""Columns that hold JSON, in every table; `data` of an episode holds packed JSON (`packing`)."""
 
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER) WITHOUT ROWID;
@@ -35,7 +35,7 @@ CREATE TABLE jobs (
 CREATE TABLE episodes (
     key TEXT PRIMARY KEY, phase TEXT NOT NULL, epoch INTEGER NOT NULL, round INTEGER NOT NULL,
     example_id TEXT NOT NULL, generation INTEGER NOT NULL, attempt INTEGER NOT NULL, outcome TEXT NOT NULL,
-    reward REAL, data TEXT NOT NULL, checksum INTEGER);
+    reward REAL, reason TEXT, scores TEXT, protocol TEXT, data BLOB NOT NULL, checksum INTEGER);
 CREATE INDEX episodes_by_epoch ON episodes (phase, epoch);
 CREATE TABLE policy_versions (
     version INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, num_updates INTEGER, checkpoint TEXT,
@@ -46,7 +46,7 @@ CREATE TABLE snapshots (
     epoch INTEGER PRIMARY KEY, version INTEGER, checkpoint TEXT, at_s REAL NOT NULL, data TEXT NOT NULL, checksum INTEGER);
 """  # noqa: E501
 
-_CONVERT = {"TEXT": str, "INTEGER": int, "REAL": float}
+_CONVERT = {"TEXT": str, "INTEGER": int, "REAL": float, "BLOB": bytes}
 
 
 def describe_format(database: Path, found: int) -> str:
