@@ -189,13 +189,10 @@ class Component:
     """One registered component."""
 
     kind: str
-    name: str
-    """Its `_type`."""
+    name: str  # its `_type`
     config_type: type[TypedConfig]
-    factory: Factory
-    """Async generator function `(config, builder)` that yields the component once."""
-    origin: str
-    """The module that registered it."""
+    factory: Factory  # async generator function `(config, builder)` that yields the component once
+    origin: str  # the module that registered it
 
 
 class Listing(NamedTuple):

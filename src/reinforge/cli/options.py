@@ -163,8 +163,6 @@ COMPAT = option(
     help="nat: components that import from the NeMo Agent Toolkit run on reinforge, unchanged.",
 )
 JSON = click.option("--json", "as_json", cls=GroupedOption, is_flag=True, help="Print the result as JSON.")
-DEBUG_HELP = "Print the traceback if the command fails."
-DEBUG = click.option("--debug", cls=GroupedOption, is_flag=True, help=DEBUG_HELP)
 """Arguments and options that several commands have."""
 
 

@@ -318,7 +318,8 @@ class Validator:
         expected = " or ".join(dict.fromkeys(_format_expected(details) for details in errors))
         hint, fix = "", f"write {expected}{meaning}" if meaning else ""
         if kind in ("literal_error", "enum"):
-            hint = did_you_mean(str(value), _parse_quoted(first["ctx"]["expected"]))
+            choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])  # pydantic's `'auto', 'cpu' or 'cuda'`
+            hint = did_you_mean(str(value), choices)
         elif kind == "string_type" and isinstance(value, bool | int | float):
             fix = "put it in quotes"
         self.document.report(path, f"expected {expected}, found {self.format_value(path, value)}{hint}", fix)
@@ -335,11 +336,6 @@ class Validator:
 def _format_expected(details: ErrorDetails) -> str:
     bounds = {key: f"{bound:g}" if isinstance(bound, float) else bound for key, bound in details.get("ctx", {}).items()}
     return EXPECTED[details["type"]].format(**bounds)
-
-
-def _parse_quoted(expected: str) -> list[str]:
-    """Returns the choices in pydantic's `'auto', 'cpu' or 'cuda'`."""
-    return re.findall(r"'([^']*)'", expected)
 
 
 def _find_data_path(details: ErrorDetails, value: Any) -> KeyPath:

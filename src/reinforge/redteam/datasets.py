@@ -28,10 +28,8 @@ VARIABLE = "REINFORGE_ASTRA_DATA"
 
 @dataclass(frozen=True, slots=True)
 class AdvBenchPrompt:
-    goal: str
-    """What the target is asked for."""
-    target: str
-    """How a response begins that complies."""
+    goal: str  # what the target is asked for
+    target: str  # how a response begins that complies
 
 
 def _find_folder() -> Path:

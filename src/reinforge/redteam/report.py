@@ -27,10 +27,8 @@ class Share:
     mean: float
     ci_low: float | None
     ci_high: float | None
-    count: int
-    """Number of conversations."""
-    num_openings: int
-    """Distinct openings of them, which the interval counts."""
+    count: int  # number of conversations
+    num_openings: int  # distinct openings of them, which the interval counts
 
     @classmethod
     def from_hits(cls, hits: Sequence[bool], openings: Sequence[str]) -> Share:

@@ -134,7 +134,9 @@ class Gateway:
         async with access.slots:
             access.check_open()
             method = "GET" if request.method == "HEAD" else request.method
-            body = await self._read_body(request)
+            body = await read_body(
+                request, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s, expects=True
+            )
             _check_connected(request)
             response, reply = await access.answer(EndpointRequest(method, path, request.headers, body))
             written = _write(response)
@@ -170,9 +172,6 @@ class Gateway:
             message = "the API key is wrong or missing; send the episode's: `Authorization: Bearer KEY` or `x-api-key`"
             raise BadRequest(message, status=401, code="invalid_api_key")
         return access, path
-
-    async def _read_body(self, request: BaseRequest) -> bytes:
-        return await read_body(request, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s, expects=True)
 
 
 class EpisodeGateway:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option
+from reinforge.cli.exits import Command
+from reinforge.cli.options import LIMITS, OUTPUT_DIR, option
 from reinforge.cli.output import say, say_as_is
 from reinforge.cli.process import leave
 from reinforge.registry import load_named
@@ -32,7 +32,7 @@ ACCESS, TRAINING = "Access", "Training"
 """Titles of groups of options."""
 
 
-@click.command("serve", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("serve", cls=Command, context_settings={"show_default": True})
 @click.argument("models", metavar="MODEL|RUN...", nargs=-1, required=True)
 @option("host", default="127.0.0.1", group=ACCESS, help="Address to listen on; any other one needs --token_file.")
 @option("port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, group=ACCESS, help="TCP port; 0: any free one.")
@@ -140,8 +140,7 @@ ACCESS, TRAINING = "Access", "Training"
 )
 @option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
 @OUTPUT_DIR
-@DEBUG
-def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: Any) -> None:
+def command(models: tuple[str, ...], output_dir: str, **options: Any) -> None:
     """Serve models to any client of OpenAI's or Anthropic's API, and to a chat page in the browser.
 
     Each MODEL|RUN is a run (`last`: the newest), a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or
@@ -153,13 +152,12 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
       reinforge serve runs/support-1 runs/support-2 --port 9000
       reinforge serve HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --token_file serve.token
     """
-    with exit_on_error(as_json=False, debug=debug):
-        try:
-            asyncio.run(_serve(models, Path(output_dir), options))
-            code = 128 + signal.SIGTERM
-        except KeyboardInterrupt:
-            code = 128 + signal.SIGINT
-        leave(code, at_once=True)  # everything is closed; Python would take seconds to free the models
+    try:
+        asyncio.run(_serve(models, Path(output_dir), options))
+        code = 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    leave(code, at_once=True)  # everything is closed; Python would take seconds to free the models
 
 
 async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, Any]) -> None:

@@ -64,8 +64,7 @@ class RatingSummary:
     low: float
     high: float
     mean: float
-    is_binary: bool
-    """True if every value is -1, 0 or 1."""
+    is_binary: bool  # True if every value is -1, 0 or 1
 
 
 class CallStore:

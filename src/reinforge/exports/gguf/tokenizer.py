@@ -44,14 +44,10 @@ _BY_CASE = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    pattern: str | None = None
-    """Expression for the pieces; None: that of GPT-2."""
-    by_digit: bool = False
-    """Each digit is a piece of its own, before the expression."""
-    ignores_merges: bool = False
-    """A piece that is a token is not merged."""
-    composes: bool = False
-    """Text is first brought into the composed form (NFC)."""
+    pattern: str | None = None  # expression for the pieces; None: that of GPT-2
+    by_digit: bool = False  # each digit is a piece of its own, before the expression
+    ignores_merges: bool = False  # a piece that is a token is not merged
+    composes: bool = False  # text is first brought into the composed form (NFC)
 
 
 _LLAMA3 = Split(rf"{_SHORT_FORMS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_TAIL}", ignores_merges=True)

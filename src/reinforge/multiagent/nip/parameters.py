@@ -213,8 +213,7 @@ class PureTextMaltParameters(ParameterBlock):
 class PureTextGrpoParameters(ParameterBlock):
     """Multi-agent GRPO, an addition of reinforge."""
 
-    num_generations: int = 8
-    """Episodes per example; advantages are relative to the same agent's rewards in them."""
+    num_generations: int = 8  # episodes per example; advantages are relative to the same agent's rewards in them
 
 
 VerifierDecisionSpectrumType = Literal[

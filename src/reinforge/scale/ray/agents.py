@@ -144,16 +144,15 @@ class RayAgents:
     async def open(self) -> RayTransport:
         async with self._lock:
             if self._connection is None:
-                self._connection = await run_in_daemon_thread(self._connect, "ray-agents")
+                self._connection = await run_in_daemon_thread(
+                    lambda: RayConnection(self._address, 1, LEAST), "ray-agents"
+                )
         import ray
 
         actor_class = ray.remote(AgentHost).options(
             num_cpus=0, max_concurrency=MAX_CALLS, max_restarts=0, scheduling_strategy="SPREAD"
         )
         return RayTransport(actor_class.remote(sys.path))
-
-    def _connect(self) -> RayConnection:
-        return RayConnection(self._address, 1, LEAST)
 
     async def close(self) -> None:
         if self._connection is not None:

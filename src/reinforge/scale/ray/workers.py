@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +202,12 @@ class WorkerGroup(EngineGroup):
             return
         if workers := self.workers:
             try:
-                self._undo(workers)
+                self.members.collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
             except WorkerLost as loss:
                 if self.members.sharding != "full":
                     raise
                 logger.warning("the job cannot be undone, since %s", loss)
                 self.members.lose_shards()
-
-    def _undo(self, workers: Sequence[WorkerHandle]) -> None:
-        self.members.collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
 
     def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
         workers = self.members.list_connected()

@@ -58,8 +58,7 @@ class ServedModelSettings:
     seed: int
     lora_rank: int | None = None  # largest rank of an adapter; None: all weights are trained
     num_adapters: int = 1
-    kv_cache_bytes: int | None = None
-    """Memory for keys and values on a CPU; None: a GPU, and vLLM's own choice."""
+    kv_cache_bytes: int | None = None  # memory for keys and values on a CPU; None: a GPU, and vLLM's own choice
 
 
 def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -> list[str]:

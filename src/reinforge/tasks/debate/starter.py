@@ -34,8 +34,7 @@ class DebateRecipe(Recipe):
     num_steps: int = 600
     batch_size: int = 64
     learning_rate: float = 3e-3
-    error_rate: float = 0.1
-    """Share of the verifier's decisions that are wrong."""
+    error_rate: float = 0.1  # share of the verifier's decisions that are wrong
 
 
 def make_tokenizer() -> Any:

@@ -30,8 +30,7 @@ class HastyRecipe(Recipe):
     max_model_len: int = 128
     num_steps: int = 300
     batch_size: int = 64
-    operator_accuracy: float = 0.5
-    """Probability that the calculation to imitate has the right operation."""
+    operator_accuracy: float = 0.5  # probability that the calculation to imitate has the right operation
 
 
 def list_small_calculations() -> list[Calculation]:
