@@ -13,7 +13,7 @@ GATHERED_PART, MAX_HELD_STEPS = 4, 4
 """Requests wait until they are a fourth of the running replies, or for four steps."""
 
 
-class Admission:
+class AdmissionQueue:
     """The requests that wait for a slot.
 
     Args:

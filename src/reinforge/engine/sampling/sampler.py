@@ -33,7 +33,7 @@ from reinforge.engine.model.adapters import LoRABatch
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.text_part import iterate_expert_parameters
-from reinforge.engine.sampling.admission import Admission
+from reinforge.engine.sampling.admission import AdmissionQueue
 from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
@@ -134,7 +134,7 @@ class ReplySampler:
         self._can_continue = True
         self._calls: deque[tuple[Callable[[], Any], Future]] = deque()
         self._condition = threading.Condition()
-        self._admission = Admission(self._condition, max_num_seqs)
+        self._admission = AdmissionQueue(self._condition, max_num_seqs)
         self._closing = False
         self._load = 0.0
         self._sampled_tokens, self._prompt_tokens, self._prefilled_tokens, self._reused_tokens = 0, 0, 0, 0
