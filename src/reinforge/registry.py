@@ -134,8 +134,7 @@ BUILTINS = {
 
 KINDS = tuple(BUILTINS)
 
-TYPE_KEYS = ("type", "_type")
-"""Arguments that may repeat a configuration's type."""
+TYPE_KEYS = ("type", "_type")  # arguments that may repeat a configuration's type
 
 Factory = Callable[[Any, Any], AsyncIterator[Any]]
 Registered = TypeVar("Registered", bound=Callable[..., Any])

@@ -16,8 +16,7 @@ from reinforge.cli.output import say, say_json, without_secrets
 if TYPE_CHECKING:
     from reinforge.trainer.setup.installation import InstallationCheck
 
-BROKEN = 4
-"""The exit code of an environment that does not work."""
+BROKEN = 4  # the exit code of an environment that does not work
 INSTALL_AGAIN = 'pip install --force-reinstall --no-deps reinforge, then pip install "reinforge[all]"'
 REINSTALL = (
     "if the checks above passed, install torch again (docs/quickstart.md); `reinforge doctor --debug` prints the "

@@ -28,8 +28,7 @@ INTERRUPTED = 130
 
 DEBUG = GroupedOption(["--debug"], is_flag=True, help="Print the traceback if the command fails.")
 
-AtEnd = Callable[[RunSummary], list[str]]
-"""Called with the summary of a run; returns further lines to print."""
+AtEnd = Callable[[RunSummary], list[str]]  # called with the summary of a run; returns further lines to print
 
 
 def run_and_exit(

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 OPTIONS = "Options"
-DATA, RUN, LIMITS, SAMPLING, OUTPUT = "Data", "Run", "Limits", "Sampling", "Output"
-"""Titles of groups of options."""
+DATA, RUN, LIMITS, SAMPLING, OUTPUT = "Data", "Run", "Limits", "Sampling", "Output"  # titles of groups of options
 CONFIG_FLAG = re.compile("--config[_-]file(?:=|$)")
 
 

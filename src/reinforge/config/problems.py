@@ -24,17 +24,14 @@ from reinforge.registry import Registry
 from reinforge.safe_text import is_secret_name
 from reinforge.types.key_aliases import ConfigModel, describe_conflict
 
-MAX_PLACES = 2
-"""A key with more places, such as `name`, says too little about which one is meant."""
+MAX_PLACES = 2  # a key with more places, such as `name`, says too little about which one is meant
 
-NEAR = 0.75
-"""How similar a misspelled key must be to one of another place."""
+NEAR = 0.75  # how similar a misspelled key must be to one of another place
 
 OTHER_NAMES = {"lr": "learning_rate"}
 """Keys by their names in other libraries, which are too short to be found by their spelling."""
 
-SET_BY_CALLS = "finetuning.run_configuration"
-"""A block that the command line fills, so it is never suggested."""
+SET_BY_CALLS = "finetuning.run_configuration"  # a block that the command line fills, so it is never suggested
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -165,8 +165,7 @@ def _run_quantizer(source: Path, target: Path, storage: str) -> None:
 Render = Callable[[Sequence[Message], bool], str]
 """Renders messages by the chat template; True: with the generation prompt."""
 
-MARK = "\u241fcontent\u241f"
-"""Stands for a message's content; no template writes it itself."""
+MARK = "\u241fcontent\u241f"  # stands for a message's content; no template writes it itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from reinforge.trainer.provenance import LIBRARIES, Provenance
 from reinforge.trainer.resume import PROVENANCE
 
 RUN = "RUN"
-LICENSE = "license"
-"""The key of a model card's front matter."""
+LICENSE = "license"  # the key of a model card's front matter
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,9 @@ from reinforge.types.request import Message as ChatMessage
 if TYPE_CHECKING:
     from reinforge.multiagent.protocol import ProtocolHandler
 
-CONTINUE_PROMPT = "Go on."
-"""The user message when an agent has heard nothing since its last turn."""
+CONTINUE_PROMPT = "Go on."  # the user message when an agent has heard nothing since its last turn
 
-BUILTIN_PLACEHOLDERS = ("stance", "max_response_words")
-"""Placeholders of a role prompt besides the dataset's columns."""
+BUILTIN_PLACEHOLDERS = ("stance", "max_response_words")  # placeholders of a role prompt besides the dataset's columns
 
 
 class PureTextWholeAgent:

@@ -94,8 +94,7 @@ class AstraPrompts(Sequence[Any]):
         return f"<the rows of {self.file}>"
 
 
-ADV_BENCH_PROMPTS = AstraPrompts("adv_bench_prompts.csv", _read_pairs)
-"""Harmful requests, as `AdvBenchPrompt`."""
+ADV_BENCH_PROMPTS = AstraPrompts("adv_bench_prompts.csv", _read_pairs)  # harmful requests, as `AdvBenchPrompt`
 ADV_BENCH_BASE_TASK_PROMPTS = AstraPrompts("task_prompts.json", _read_texts)
 """Beginnings of requests without their harmful part."""
 CONVOKIT_REDDIT_TRAIN = AstraPrompts("convokit_reddit_prompts_train.json", _read_texts)

@@ -43,14 +43,10 @@ _http_logger.addFilter(
 )
 """Bytes that are not HTTP get a 400, and clients may disconnect; a traceback would tell the user nothing."""
 T = TypeVar("T")
-BODY_TIMEOUT_S = 60.0
-"""Seconds in which a request's body must have arrived."""
-IDLE_TIMEOUT_S = 75.0
-"""Seconds after which a connection without a whole request line and headers is closed."""
-LINGER_S = 2.0
-"""Seconds for which the rest of a refused body is read, so that the client sees the response."""
-MAX_ENDED = 10_000
-"""Most ended episodes whose clients are still told that the episode has ended."""
+BODY_TIMEOUT_S = 60.0  # seconds in which a request's body must have arrived
+IDLE_TIMEOUT_S = 75.0  # seconds after which a connection without a whole request line and headers is closed
+LINGER_S = 2.0  # seconds for which the rest of a refused body is read, so that the client sees the response
+MAX_ENDED = 10_000  # most ended episodes whose clients are still told that the episode has ended
 _PATH = re.compile(r"/episodes/(?P<id>[a-z0-9]{1,64})(?P<path>/.*)", re.DOTALL)
 _METHODS = "GET, HEAD, OPTIONS, POST"
 _UNREAD = {"connection": "close"}

@@ -34,10 +34,8 @@ from reinforge.types.evaluation import MetricSummary, count_examples
 CONFIRM, SELECT = "confirm", "select"
 SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
 """Settings that decide what a score means, besides the models that evaluators ask."""
-NUM_DIGITS = 8
-"""Digits of a hash that are shown."""
-EVALUATORS = "evaluators"
-"""The fact of a run that holds evaluator -> hash of what decides its scores."""
+NUM_DIGITS = 8  # digits of a hash that are shown
+EVALUATORS = "evaluators"  # the fact of a run that holds evaluator -> hash of what decides its scores
 CLUSTERS = "clusters"
 """The fact of a run that holds example id -> its conversation or prompt, of held-out examples that share one."""
 

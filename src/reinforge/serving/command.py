@@ -28,8 +28,7 @@ PROTOCOLS = {
     "tinker": "reinforge.protocols.tinker.server.api:make_tinker",
 }
 """Option -> what makes its part of the server."""
-ACCESS, TRAINING = "Access", "Training"
-"""Titles of groups of options."""
+ACCESS, TRAINING = "Access", "Training"  # titles of groups of options
 
 
 @click.command("serve", cls=Command, context_settings={"show_default": True})

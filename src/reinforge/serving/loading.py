@@ -45,8 +45,7 @@ logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 MODEL = "MODEL"
-OWN_ADAPTER = "default"
-"""The adapter with which an engine was loaded."""
+OWN_ADAPTER = "default"  # the adapter with which an engine was loaded
 T = TypeVar("T")
 
 

@@ -25,10 +25,8 @@ from reinforge.types.episode import ModelCall
 from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.sample import FloatArray
 
-NAMES_SHOWN = 20
-"""Maximum names of models in a message."""
-WatchCall = Callable[[ModelCall, "ServedModel"], None]
-"""Called for every finished call."""
+NAMES_SHOWN = 20  # maximum names of models in a message
+WatchCall = Callable[[ModelCall, "ServedModel"], None]  # called for every finished call
 FindPolicy = Callable[[str], "PolicyServer | ServedModel | None"]
 """Returns the policy of a name that no model has, or the model of which it is another name; None: it does not know the
 name either."""

@@ -53,8 +53,7 @@ WHERE (level = 'record' AND target IN (SELECT value FROM json_each(?)))
 """
 
 
-StoredExchange = tuple[Exchange | ComparedReplies, str]
-"""An exchange and where it was read."""
+StoredExchange = tuple[Exchange | ComparedReplies, str]  # an exchange and where it was read
 
 
 @dataclass(frozen=True, slots=True)

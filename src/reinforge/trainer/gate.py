@@ -40,8 +40,7 @@ from reinforge.trainer.setup.parts import Parts
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport, MetricSummary, count_examples
 
 ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
-WIDE = 0.1
-"""Above this, the smallest improvement that can be shown comes with the advice how to lower it."""
+WIDE = 0.1  # above this, the smallest improvement that can be shown comes with the advice how to lower it
 MIN_PAIRS = 6  # 2 / 2^6 <= 0.05 < 2 / 2^5
 
 
@@ -244,8 +243,7 @@ def _format_ends(low: float, high: float) -> str:
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
-MODEL = "model"
-"""The folder of the promoted model."""
+MODEL = "model"  # the folder of the promoted model
 
 
 class BaseComparison:

@@ -58,8 +58,7 @@ from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 METRICS = "training_metrics.jsonl"
-FOLLOW_S = 1.0
-"""Seconds between two looks at a job in this process."""
+FOLLOW_S = 1.0  # seconds between two looks at a job in this process
 
 
 class EpochTrainerConfig(TrainerConfig, name="epoch"):

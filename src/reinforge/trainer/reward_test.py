@@ -36,11 +36,9 @@ from reinforge.types.evaluation import EvalInputItem
 
 EXPECTED, REAL = "expected", "real"
 """Kinds of answers that are not attacks: the dataset's, and those that were given or sampled."""
-WRONG = "wrong"
-"""Given answers with `label: false`."""
+WRONG = "wrong"  # given answers with `label: false`
 
-MAX_SHOWN = 10
-"""Answers that scored too high and are printed, for each evaluator."""
+MAX_SHOWN = 10  # answers that scored too high and are printed, for each evaluator
 
 
 @dataclass(frozen=True, slots=True)

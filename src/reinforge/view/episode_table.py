@@ -26,10 +26,8 @@ from reinforge.safe_text import to_printable
 
 COLLECT, FAILED = "collect", "failed"
 DEFAULT_ORDER, BASELINE_NAME = "when", "baseline"
-MAX_CELL = 160
-"""Characters of a string in a row."""
-NUM_READ = 1000
-"""Episodes whose excerpts are read at once."""
+MAX_CELL = 160  # characters of a string in a row
+NUM_READ = 1000  # episodes whose excerpts are read at once
 _SPLITS = {"collect": "train", "validate": "select"}
 _NUMBERS = re.compile(r'"(?:prompt_token_ids|token_ids|logprobs)":\[[^\]]*\]')
 """What takes most of the time to parse, and is in no excerpt; in a string, a backslash precedes each quotation mark."""

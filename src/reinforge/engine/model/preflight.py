@@ -41,8 +41,7 @@ PLAIN_NAMES = {"llama", "mistral", "qwen2", "qwen3"}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_READ = 1 << 20
-LARGEST_HEADER = 100 << 20
-"""Largest header that safetensors reads."""
+LARGEST_HEADER = 100 << 20  # largest header that safetensors reads
 
 
 def check_policy(config: PolicyConfig) -> list[Problem]:

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from reinforge.engine.sampling.running_batch import SampleRequest
 
-GATHERED_PART, MAX_HELD_STEPS = 4, 4
-"""Requests wait until they are a fourth of the running replies, or for four steps."""
+GATHERED_PART, MAX_HELD_STEPS = 4, 4  # requests wait until they are a fourth of the running replies, or for four steps
 
 
 class AdmissionQueue:

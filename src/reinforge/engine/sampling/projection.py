@@ -59,11 +59,9 @@ def pick_rows(states: Tensor, indices: Tensor | None) -> Tensor:
     return states if indices is None else states.index_select(0, indices)
 
 
-MAX_PACKED_SHARE = 0.25
-"""Maximum memory of packed weights, as a share of the machine's."""
+MAX_PACKED_SHARE = 0.25  # maximum memory of packed weights, as a share of the machine's
 
-UNKNOWN_MEMORY = 8 * 2**30
-"""The machine's memory where the system does not say."""
+UNKNOWN_MEMORY = 8 * 2**30  # the machine's memory where the system does not say
 
 MAX_COPIED_BYTES = 64 * 2**20
 """Maximum memory of concatenated weights where they are not packed: larger products take all the time anyway."""
@@ -183,8 +181,7 @@ def collect_adapter(layers: Sequence[Any], name: str) -> tuple[Tensor, Tensor]:
     return pack(torch.cat(downs)), pack(torch.cat(ups, dim=1))
 
 
-CHECKED_ROWS = 40
-"""Up to here every number of rows is tried, beyond it every eighth."""
+CHECKED_ROWS = 40  # up to here every number of rows is tried, beyond it every eighth
 
 
 @torch.no_grad()

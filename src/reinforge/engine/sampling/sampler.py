@@ -59,8 +59,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PREFILL_TOKENS = 2048
-"""Padded prompt tokens in one forward: bounds memory, and keeps activations near the caches."""
+PREFILL_TOKENS = 2048  # padded prompt tokens in one forward: bounds memory, and keeps activations near the caches
 READER_TOKENS = 512
 """Prompt tokens between two decode steps while clients read replies as they grow: they wait that long for a token."""
 

@@ -30,8 +30,7 @@ from reinforge.types.request import ModelRequest
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """llama.cpp's architecture by `model_type`."""
-PERMUTED = {"llama"}
-"""Architectures of llama.cpp that rotate neighbors."""
+PERMUTED = {"llama"}  # architectures of llama.cpp that rotate neighbors
 BIASES = {
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "qwen2": ("q_proj", "k_proj", "v_proj"),
@@ -253,8 +252,7 @@ def _describe(message: str) -> Problem:
     return Problem(FORMAT, f"cannot write this model as GGUF: {message}", CONVERTER)
 
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""GGUF's types of tokens."""
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # GGUF's types of tokens
 
 
 @dataclass(frozen=True, slots=True)

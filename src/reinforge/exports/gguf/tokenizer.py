@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TEMPLATE = "tokenizer.chat_template"
-BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"
-"""Values of `tokenizer.ggml.model`."""
+BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"  # values of `tokenizer.ggml.model`
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens that text is searched for before anything else; control tokens are left out of replies."""
 END_NAMES = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>", "<|end_of_text|>"}

@@ -46,8 +46,7 @@ def find_unsupported(path: str, block: Any) -> list[Problem]:
 
 DEFAULT_AGENT = "_default"
 """The name in `AgentsParameters` under which the parameters of all agents that are not named are."""
-CODE_VALIDATION = "code_validation"
-"""The scenario whose agents have role prompts of their own (`code_validation.py`)."""
+CODE_VALIDATION = "code_validation"  # the scenario whose agents have role prompts of their own (`code_validation.py`)
 _SERVER_FIELDS = ("language_model_server_scheme_host", "language_model_server_port", "vllm_server_port")
 
 

@@ -27,8 +27,7 @@ from reinforge.types.job import TrainingStatusEnum
 
 logger = logging.getLogger(__name__)
 
-MAX_PAUSE_S = 10.0
-"""Longest pause before a job is submitted again that the backend did not take."""
+MAX_PAUSE_S = 10.0  # longest pause before a job is submitted again that the backend did not take
 
 
 class SubmissionLost(BackendError):

@@ -25,14 +25,11 @@ from reinforge.rollout.isolation.containment import IMPORTED_FILES, WorkerEnded
 from reinforge.rollout.isolation.processes import describe_exit, kill_group
 from reinforge.rollout.isolation.worker_protocol import Message, decode, encode
 
-START_S = 120.0
-"""Seconds that a worker may take to import the function."""
+START_S = 120.0  # seconds that a worker may take to import the function
 
-END_S = 1.0
-"""Seconds between two looks at whether a silent worker still runs."""
+END_S = 1.0  # seconds between two looks at whether a silent worker still runs
 
-MAX_UNREAD = 1024
-"""Messages of one job that wait to be read; a worker that sends more waits."""
+MAX_UNREAD = 1024  # messages of one job that wait to be read; a worker that sends more waits
 
 WORKER_SETUP: dict[str, dict[str, Any]] = {}
 """`module:name` of functions that each worker calls before it imports the project, with their keyword arguments: what
@@ -282,8 +279,7 @@ def refuse_other_functions(function: object) -> str:
     return function
 
 
-EXIT_S = 1.0
-"""Seconds between a worker's last message and its exit code."""
+EXIT_S = 1.0  # seconds between a worker's last message and its exit code
 
 PROGRAM = (
     "import sys; sys.path[{start}:] = {path!r}; from reinforge.rollout.isolation.worker import main; main({descriptor})"

@@ -19,8 +19,7 @@ from reinforge.errors import ConfigError
 
 SCHEMA_VERSION = 3
 
-JSON_COLUMNS = {"data", "value", "ref"}
-"""Columns that hold JSON, in every table."""
+JSON_COLUMNS = {"data", "value", "ref"}  # columns that hold JSON, in every table
 
 _SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER) WITHOUT ROWID;

@@ -22,12 +22,10 @@ from reinforge.rollout.isolation.worker import Link, serve
 from reinforge.rollout.isolation.worker_protocol import Message, decode
 from reinforge.scale.ray.cluster import RayConnection, check_ray
 
-MAX_CALLS = 16_384
-"""Lines that may be on their way to one worker."""
+MAX_CALLS = 16_384  # lines that may be on their way to one worker
 LEAST = {"CPU": 0.01}
 """What the cluster must have. A worker reserves nothing: agents wait for the model most of the time."""
-KILL_S = 1.0
-"""Seconds that an actor gets to kill what its agents have started."""
+KILL_S = 1.0  # seconds that an actor gets to kill what its agents have started
 
 
 class AgentHost:

@@ -23,8 +23,7 @@ from reinforge.types.sample import LossSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3
-"""Workers that may die while they sample one reply: perhaps it is the reply that kills them."""
+MAX_ATTEMPTS = 3  # workers that may die while they sample one reply: perhaps it is the reply that kills them
 PLACEMENT_TIMEOUT_S = 120.0
 
 

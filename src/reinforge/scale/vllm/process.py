@@ -43,8 +43,7 @@ SWITCHES = {
     "HF_HUB_OFFLINE": "1",
 }
 """What the server needs besides its arguments: the paths by which weights are sent, and nothing from a hub."""
-MIN_BATCHED_TOKENS = 2048
-"""Tokens of one step of a server on a CPU; a prompt that is not split has to fit into one."""
+MIN_BATCHED_TOKENS = 2048  # tokens of one step of a server on a CPU; a prompt that is not split has to fit into one
 POLL_S = 0.1
 SHOWN_LINES = 30
 

@@ -48,8 +48,7 @@ logger = logging.getLogger(__name__)
 OLDEST, TESTED = (0, 32), "0.32"
 """The first version of vLLM with every path that is needed, and the one that our tests run."""
 MODEL = "model"
-MIN_KV_CACHE = 2**30
-"""Memory for keys and values on a CPU: those of the replies in flight too, beside the prefix cache."""
+MIN_KV_CACHE = 2**30  # memory for keys and values on a CPU: those of the replies in flight too, beside the prefix cache
 
 
 class VLLMSampler:

@@ -21,8 +21,7 @@ from reinforge.types.trajectory import Trajectory
 
 PROVER = "argue $stance: every cell is below 4: $cells"
 VERIFIER = "decide: every cell is below 4: you see $seen"
-HINT = "accept or reject?"
-"""The role prompts, which `examples/debate` uses too."""
+HINT = "accept or reject?"  # the role prompts, which `examples/debate` uses too
 
 WORDS = r"[a-h]\d| ?[A-Za-z_]+:?|\d|[^A-Za-z\d]"
 STANCES = ("accept", "reject")

@@ -267,8 +267,7 @@ def find_remote_entries(config: Config) -> list[str]:
 
 logger = logging.getLogger(__name__)
 
-KEPT_KEYS = ("tool_calls", "tool_call_id", "function_call", "name")
-"""What an item's `metadata` keeps of its message."""
+KEPT_KEYS = ("tool_calls", "tool_call_id", "function_call", "name")  # what an item's `metadata` keeps of its message
 
 ROLES = frozenset(role.value for role in EpisodeItemRole)
 

@@ -45,15 +45,12 @@ from reinforge.trainer.provenance import hash_data
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
-MIN_MOVE = 0.01
-"""A model whose log-probs move by less than these nats a token says the same as before."""
+MIN_MOVE = 0.01  # a model whose log-probs move by less than these nats a token says the same as before
 MEASURED_FACTOR, EXTRAPOLATED_FACTOR = 1.5, 2.5
 """How many times longer or shorter a run may take than predicted, where its epochs were measured or extrapolated."""
 NUM_REPLIES = 8
-MINUTES = (10, 30, 120)
-"""Times for which sizes are suggested."""
-MIN_CONFIRM = 6
-"""With fewer examples the verdict can never show an improvement, and `describe_power` says so."""
+MINUTES = (10, 30, 120)  # times for which sizes are suggested
+MIN_CONFIRM = 6  # with fewer examples the verdict can never show an improvement, and `describe_power` says so
 
 
 async def preflight(
