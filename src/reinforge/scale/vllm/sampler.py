@@ -66,7 +66,7 @@ class VLLMSampler:
         self._client = VLLMClient(self._connect())
         self._sent: list[Path] = []
         policies = {
-            name: VLLMPolicy(own, self._name_adapter(name) if engine.model.has_adapters else "policy", self)
+            name: VLLMPolicy(own, f"reinforge-{self._run}-{name}" if engine.model.has_adapters else "policy", self)
             for name, own in engine.policies.items()
         }
         self._policies = policies
@@ -88,9 +88,6 @@ class VLLMSampler:
             return self._process.connect(settings)
         assert self.config.url is not None
         return OpenAIEndpoint(settings, self.config.url, self.config.api_key)
-
-    def _name_adapter(self, name: str) -> str:
-        return f"reinforge-{self._run}-{name}"
 
     @property
     def version(self) -> int:

@@ -368,17 +368,14 @@ def predict_signal_share(groups: Sequence[Sequence[float]], size: int, min_rewar
     Args:
         min_reward_diff: Rewards that differ by less count as equal.
     """
-    counts = [_count_levels(group, max(ZERO_VARIANCE, min_reward_diff)) for group in groups if len(group) > 1]
+    width = max(ZERO_VARIANCE, min_reward_diff)
+    counts = [Counter(round(reward / width) for reward in group) for group in groups if len(group) > 1]
     total: Counter[int] = sum(counts, Counter())
     if not total:
         return None
     shares = {level: count / total.total() for level, count in total.items()}
     best = max(CONCENTRATIONS, key=lambda a: sum(_log_likelihood(each, shares, a) for each in counts))
     return 1 - sum(math.exp(_log_all_equal(share, size, best)) for share in shares.values())
-
-
-def _count_levels(rewards: Sequence[float], width: float) -> Counter[int]:
-    return Counter(round(reward / width) for reward in rewards)
 
 
 def _log_likelihood(counts: Mapping[int, int], shares: Mapping[int, float], concentration: float) -> float:
