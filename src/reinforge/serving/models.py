@@ -34,19 +34,13 @@ name either."""
 
 @dataclass(eq=False)
 class ServedModel:
-    """One name and the policy behind it.
-
-    Attributes:
-        root: The model that it was trained from; None: unknown, or it was not trained here.
-        close: Frees the model once it is removed; None: its owner does.
-        created_s: Unix time at which it was added.
-    """
+    """One name and the policy behind it."""
 
     name: str
     policy: PolicyServer
-    root: str | None = None
-    close: Callable[[], Awaitable[None]] | None = None
-    created_s: float = field(default_factory=time.time)
+    root: str | None = None  # the model that it was trained from; None: unknown, or it was not trained here
+    close: Callable[[], Awaitable[None]] | None = None  # frees the model once it is removed; None: its owner does
+    created_s: float = field(default_factory=time.time)  # Unix time at which it was added
 
     def __post_init__(self) -> None:
         self.llm = PolicyLLM(lambda: self.policy)

@@ -63,12 +63,9 @@ class DataParallel:
         address: Host and port at which the first process listens.
         listener: The socket of the first process; None in the others.
         device_type: Device of the gradients: `cuda` exchanges them by NCCL.
-
-    Attributes:
-        is_broken: True after a failure among exchanges; there are none any more.
     """
 
-    is_broken = False
+    is_broken = False  # True after a failure among exchanges; there are none any more
 
     def __init__(
         self,

@@ -37,15 +37,11 @@ this process has done to its own imports, such as `reinforge.compat.nat.install`
 
 
 class WorkerJob:
-    """One job of a worker, as the run sees it.
-
-    Attributes:
-        is_done: Set by the job's owner once its result has come.
-    """
+    """One job of a worker, as the run sees it."""
 
     def __init__(self, worker: Worker, number: int):
         self.worker, self.number = worker, number
-        self.is_done = False
+        self.is_done = False  # set by the job's owner once its result has come
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(MAX_UNREAD)
 
     async def send(self, message: Message) -> None:
@@ -155,9 +151,6 @@ class WorkerPool:
         name: What messages call the function; None: its `module:name`.
         num_shared: How many workers `share` uses.
         open_transport: Starts a worker; None: in a process of this machine.
-
-    Attributes:
-        description: What the worker that started last said about the function.
     """
 
     def __init__(
@@ -172,7 +165,7 @@ class WorkerPool:
     ):
         self.function, self.project_root, self.loader = function, project_root, loader
         self.name = str(function) if name is None else name
-        self.description: Message = {}
+        self.description: Message = {}  # what the worker that started last said about the function
         self.workers: list[Worker] = []
         self._places = [_Place() for _ in range(num_shared)]
         self._open_transport = open_transport or ProcessTransport.start
