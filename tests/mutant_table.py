@@ -235,8 +235,8 @@ MUTANTS = [
     Mutant(
         "No one else can reach `reinforge serve`",
         "serving/access.py",
-        'OPEN_PATHS = frozenset({"/healthz"})\n',
-        'OPEN_PATHS = frozenset({"/healthz", "/v1/models"})\n',
+        'OPEN_PATHS = frozenset({"/healthz"})',
+        'OPEN_PATHS = frozenset({"/healthz", "/v1/models"})',
         "tests/serving/test_guard.py::test_every_route_but_healthz_needs_the_key",
     ),
     Mutant(

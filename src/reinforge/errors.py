@@ -46,12 +46,10 @@ class ReinforgeError(Exception):
 class Problem:
     """One problem in the user's input, with its position."""
 
-    path: str
-    """In the configuration, for example `finetuning.num_epochs`; empty for a whole file."""
+    path: str  # in the configuration, for example `finetuning.num_epochs`; empty for a whole file
     message: str
     fix: str = ""
-    location: str = ""
-    """`file:line:column` or `file:line`; empty for values that are in no file."""
+    location: str = ""  # `file:line:column` or `file:line`; empty for values that are in no file
 
     def __str__(self) -> str:
         head = " ".join(part for part in (self.location, self.path) if part)

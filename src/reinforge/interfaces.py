@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 class TrajectoryBuilder(BuilderBase, ABC):
     """Runs the agent and turns its episodes into trajectories."""
 
-    evaluation: EvaluationRunner | None = None
-    """Runs and scores episodes; the run sets it before `initialize`."""
+    evaluation: EvaluationRunner | None = None  # runs and scores episodes; the run sets it before `initialize`
     requires_policy_llm: bool = False
     """True: an entry `_type: policy` must be configured, since its replies are what is trained."""
 
@@ -112,10 +111,8 @@ class Trainer(TrainerBase, ABC):
 
     trajectory_builder: TrajectoryBuilder
     trainer_adapter: TrainerAdapter
-    is_resumable: bool = False
-    """True: `run` continues after the last finished epoch; False: a resumed run starts over."""
-    collects_ahead: bool = False
-    """True: `run` may collect later epochs while a job trains (`limits.max_staleness`)."""
+    is_resumable: bool = False  # True: `run` continues after the last finished epoch; False: a resumed run starts over
+    collects_ahead: bool = False  # True: `run` may collect later epochs while a job trains (`limits.max_staleness`)
 
     async def bind_components(self, trajectory_builder: TrajectoryBuilder, trainer_adapter: TrainerAdapter) -> None:
         self.trajectory_builder, self.trainer_adapter = trajectory_builder, trainer_adapter
@@ -219,8 +216,7 @@ class GroupEvaluator(Evaluator):
 class EvaluationRunner(RunnerBase, ABC):
     """Runs the workflow over examples and scores the outcomes; one concurrency limit for all calls."""
 
-    epoch: int = 0
-    """The epoch that the episodes of `run_eval` belong to; the loop sets it."""
+    epoch: int = 0  # the epoch that the episodes of `run_eval` belong to; the loop sets it
 
     @abstractmethod
     async def run_eval(self) -> EvaluationRunOutput:
@@ -242,14 +238,12 @@ class Algorithm(ABC):
     """Credit plus the name of a loss; holds no tensors, so that a job can be sent anywhere."""
 
     loss: LossSpec
-    needs: Needs = Needs()
-    """What the engine computes before credit: old and reference log-probs, values."""
+    needs: Needs = Needs()  # what the engine computes before credit: old and reference log-probs, values
     needs_groups: bool = False
     """True: credit compares siblings; groups of one are refused, groups without spread skipped."""
     offline: bool = False
     """True: tokens that the policy did not sample can be trained; their `sampling_logprobs` are NaN."""
-    teacher: Teacher | None = None
-    """Its log-probs become the `ref_logprobs` of the samples."""
+    teacher: Teacher | None = None  # its log-probs become the `ref_logprobs` of the samples
 
     def for_epoch(self, epoch: int | None) -> Algorithm:
         """Returns the algorithm that an epoch trains with; None: a job outside a run. By default always this one."""

@@ -137,8 +137,7 @@ class AdapterBase:
     serves_during_jobs: bool = False
     """True: the policy samples from the published version while a job trains, so a run may collect later epochs
     meanwhile (`limits.max_staleness`)."""
-    reports_progress: bool = False
-    """True: `status` says how much of a running job is done, at no cost."""
+    reports_progress: bool = False  # True: `status` says how much of a running job is done, at no cost
     keeps_jobs: bool = False
     """True: a submitted job lasts at the backend, so a resumed run continues with its reference; False: where the
     weights come from a checkpoint, later jobs count as not submitted."""

@@ -134,8 +134,7 @@ BUILTINS = {
 
 KINDS = tuple(BUILTINS)
 
-TYPE_KEYS = ("type", "_type")
-"""Arguments that may repeat a configuration's type."""
+TYPE_KEYS = ("type", "_type")  # arguments that may repeat a configuration's type
 
 Factory = Callable[[Any, Any], AsyncIterator[Any]]
 Registered = TypeVar("Registered", bound=Callable[..., Any])
@@ -189,13 +188,10 @@ class Component:
     """One registered component."""
 
     kind: str
-    name: str
-    """Its `_type`."""
+    name: str  # its `_type`
     config_type: type[TypedConfig]
-    factory: Factory
-    """Async generator function `(config, builder)` that yields the component once."""
-    origin: str
-    """The module that registered it."""
+    factory: Factory  # async generator function `(config, builder)` that yields the component once
+    origin: str  # the module that registered it
 
 
 class Listing(NamedTuple):

@@ -16,8 +16,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
-KEPT = frozenset("\n\t\u200c\u200d")
-"""Line break, tab, and the joiners that emoji and some scripts need."""
+KEPT = frozenset("\n\t\u200c\u200d")  # line break, tab, and the joiners that emoji and some scripts need
 
 _KNOWN_SECRETS: set[str] = set()
 MIN_SECRET_LENGTH = 8

@@ -178,10 +178,7 @@ def test_an_attack_costs_its_own_episode_and_the_run_ends_with_nothing_left_behi
     child = toy.start()
     assert (child.wait(PATIENCE_S), child.left_behind()) == (0, []), child.said
     assert toy.summary["status"] == "completed"
-    failed = toy.rows_of(
-        "SELECT outcome || ': ' || reason FROM episodes "
-        "WHERE outcome NOT IN ('ok', 'overlong')"
-    )
+    failed = toy.rows_of("SELECT outcome || ': ' || reason FROM episodes WHERE outcome NOT IN ('ok', 'overlong')")
     assert len(failed) == 1, failed
     assert failed[0][0].startswith(REASONS[kind])
 

@@ -83,9 +83,7 @@ def test_a_program_that_attacks_costs_its_own_episode(attacked, kind):
     toy = attacked(kind, timeout_s=5 if kind in ("hang", "thread") else 60)
     child = toy.start()
     assert (child.wait(PATIENCE_S), child.left_behind(), find_survivors(toy)) == (0, [], []), child.said
-    failed = toy.rows_of(
-        "SELECT reason FROM episodes WHERE reason <> ''"
-    )
+    failed = toy.rows_of("SELECT reason FROM episodes WHERE reason <> ''")
     reasons = [reason for (reason,) in failed if REASONS[kind] in reason]
     assert len(reasons) == 1, failed
 

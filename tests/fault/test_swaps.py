@@ -187,7 +187,7 @@ def test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, num_sw
 
 def pause_without_waiting(sampler, adapter, change=None):
     with sampler._condition:
-        sampler._paused.add(adapter)
+        sampler._admission.paused.add(adapter)
 
 
 def stay_open(policy):
@@ -225,7 +225,7 @@ def test_a_copy_serves_during_jobs_and_each_reply_is_from_the_version_that_it_na
 
 def change_without_waiting(sampler, adapter, change=None):
     with sampler._condition:
-        sampler._paused.add(adapter)
+        sampler._admission.paused.add(adapter)
     sampler.call(lambda: None if change is None else change())
 
 

@@ -198,8 +198,9 @@ class LocalAdapter(TrainerAdapter):
             fix = "remove it, or use an algorithm that imitates samples or compares pairs, such as expert_iteration"
             where = f"trainer_adapters.{run_config.trainer_adapter}.fine_tune_from_scratch"
             problems.append(Problem(where, message, fix))
-        if self._sampler_config is not None:
-            problems += self._check_sampler(self._sampler_config, run_config)
+        if (sampler := self._sampler_config) is not None:
+            found = load_named(SAMPLERS[sampler.kind]).check(sampler, run_config, self.project_root)
+            problems += self._place_problems(found, run_config)
         if policy.model is None:
             fix = "name a folder, a hub id or bundled:NAME"
             return [Problem("finetuning.policy.model", "no model is named", fix), *problems]
@@ -207,10 +208,6 @@ class LocalAdapter(TrainerAdapter):
             message = f"{policy.model} refers to a model of a remote service, so its weights are not available here"
             return [Problem("finetuning.policy.model", message, "use trainer_adapters._type: openai"), *problems]
         return [*check_policy(policy), *problems, *check_teachers(self.algorithm, run_config, policy)]
-
-    def _check_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> list[Problem]:
-        check = load_named(SAMPLERS[config.kind]).check
-        return self._place_problems(check(config, run_config, self.project_root), run_config)
 
     def _place_problems(self, problems: Sequence[Problem], run_config: FinetuneConfig) -> list[Problem]:
         where = f"trainer_adapters.{run_config.trainer_adapter}." if run_config.trainer_adapter else ""

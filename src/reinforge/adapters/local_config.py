@@ -130,8 +130,7 @@ class VLLMSamplerConfig(Block):
         return EndpointConfig(**settings)
 
 
-SAMPLERS = {"vllm": "reinforge.scale.vllm.sampler:VLLMSampler"}
-"""The class of each `sampler`, by its `_type`."""
+SAMPLERS = {"vllm": "reinforge.scale.vllm.sampler:VLLMSampler"}  # the class of each `sampler`, by its `_type`
 
 
 class OutsideSampler(Protocol):

@@ -17,8 +17,7 @@ from reinforge.config.schema import CurriculumLearningConfig, LevelsConfig
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.trajectory import TrajectoryGroup
 
-ZERO_VARIANCE = 1e-9
-"""Rewards that differ by less count as equal: rounding in a weighted sum is not signal."""
+ZERO_VARIANCE = 1e-9  # rewards that differ by less count as equal: rounding in a weighted sum is not signal
 
 
 @dataclass(frozen=True, slots=True)

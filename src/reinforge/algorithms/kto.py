@@ -30,8 +30,7 @@ from reinforge.registry import register_algorithm
 from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
-LABEL = "label"
-"""Key of a trajectory's metadata: True for a desirable reply, False for an undesirable one."""
+LABEL = "label"  # key of a trajectory's metadata: True for a desirable reply, False for an undesirable one
 
 
 class KTOConfig(AlgorithmConfig, name="kto"):

@@ -22,8 +22,7 @@ from reinforge.cli.output import say, say_json, without_secrets
 if TYPE_CHECKING:
     from reinforge.evaluation.row_statistics import LoadedRows
 
-IMPORT = "reinforge.traces.command:command"
-"""The subcommand `import`, which reads what other programs wrote."""
+IMPORT = "reinforge.traces.command:command"  # the subcommand `import`, which reads what other programs wrote
 ROWS = click.argument("file", callback=parse_existing_file)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from reinforge.cli.exits import Command
 from reinforge.cli.finetune import train
-from reinforge.cli.options import DEBUG, JSON, OVERRIDE, RUN, GroupedCommand, option
+from reinforge.cli.options import JSON, OVERRIDE, RUN, option
 
 NEXT = """\
 next:
@@ -18,7 +19,7 @@ next:
 EXAMPLE, PRETRAINED_EXAMPLE = "examples/own_task.py", "src/reinforge/tasks/word_problems"
 
 
-@click.command("demo", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("demo", cls=Command, context_settings={"show_default": True})
 @click.option("--long", "long_run", is_flag=True, help="Train longer, for a stronger agent (up to 12 minutes).")
 @click.option(
     "--pretrained",
@@ -31,7 +32,6 @@ EXAMPLE, PRETRAINED_EXAMPLE = "examples/own_task.py", "src/reinforge/tasks/word_
 @option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
 @option("resume", metavar="RUN|last", group=RUN, help="Resume a stopped demo.")
 @JSON
-@DEBUG
 def command(
     long_run: bool,
     pretrained: bool,
@@ -41,7 +41,6 @@ def command(
     run_name: str | None,
     resume: str | None,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Train the bundled tic-tac-toe agent on the CPU of this machine, in minutes.
 
@@ -70,7 +69,6 @@ def command(
     train(
         file if resume is None else None,
         as_json=as_json,
-        debug=debug,
         smoke=False,
         dry_run=False,
         require_improvement=False,

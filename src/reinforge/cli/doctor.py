@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, option
+from reinforge.cli.exits import Command
+from reinforge.cli.options import JSON, OUTPUT_DIR, option
 from reinforge.cli.output import say, say_json, without_secrets
 
 if TYPE_CHECKING:
     from reinforge.trainer.setup.installation import InstallationCheck
 
-BROKEN = 4
-"""The exit code of an environment that does not work."""
+BROKEN = 4  # the exit code of an environment that does not work
 INSTALL_AGAIN = 'pip install --force-reinstall --no-deps reinforge, then pip install "reinforge[all]"'
 REINSTALL = (
     "if the checks above passed, install torch again (docs/quickstart.md); `reinforge doctor --debug` prints the "
@@ -27,13 +26,13 @@ REINSTALL = (
 SELF_TEST = "reinforge.tasks.self_test.learning:run_self_test"
 
 
-@click.command("doctor", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("doctor", cls=Command, context_settings={"show_default": True})
 @OUTPUT_DIR
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda", "mps"]), default="auto", help="Device to train on.")
 @option("no_training", is_flag=True, help="Only check the installation; train nothing.")
 @JSON
-@DEBUG
-def command(output_dir: str, device: str, no_training: bool, as_json: bool, debug: bool) -> None:
+@click.pass_context
+def command(context: click.Context, output_dir: str, device: str, no_training: bool, as_json: bool) -> None:
     """Check packages, devices, disks and locks, then train a tiny model through the whole path (half a minute).
 
     The model starts from random weights, is stopped, resumed and verified, and must be better than before on fresh
@@ -44,27 +43,26 @@ def command(output_dir: str, device: str, no_training: bool, as_json: bool, debu
       reinforge doctor
       reinforge doctor --no_training --output_dir /data/runs
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        try:
-            from reinforge.trainer.setup.installation import check_installation
-        except ImportError as error:  # a package that every command needs
-            _exit_without_packages(error, as_json=as_json)
-        checks = check_installation(Path(output_dir))
+    try:
+        from reinforge.trainer.setup.installation import check_installation
+    except ImportError as error:  # a package that every command needs
+        _exit_without_packages(error, as_json=as_json)
+    checks = check_installation(Path(output_dir))
+    if not as_json:
+        for check in checks:
+            _show(check)
+    is_broken = any(check.state == "broken" for check in checks)
+    if not no_training and not is_broken:
+        checks.append(_try_learning(device, debug=context.meta["debug"], silent=as_json))
         if not as_json:
-            for check in checks:
-                _show(check)
-        is_broken = any(check.state == "broken" for check in checks)
-        if not no_training and not is_broken:
-            checks.append(_try_learning(device, debug=debug, silent=as_json))
-            if not as_json:
-                _show(checks[-1])
-        is_broken = any(check.state == "broken" for check in checks)
-        if as_json:
-            say_json(without_secrets({"ok": not is_broken, "checks": [asdict(check) for check in checks]}))
-        else:
-            say("something is broken: see above" if is_broken else "everything works")
-        if is_broken:
-            raise SystemExit(BROKEN)
+            _show(checks[-1])
+    is_broken = any(check.state == "broken" for check in checks)
+    if as_json:
+        say_json(without_secrets({"ok": not is_broken, "checks": [asdict(check) for check in checks]}))
+    else:
+        say("something is broken: see above" if is_broken else "everything works")
+    if is_broken:
+        raise SystemExit(BROKEN)
 
 
 def _exit_without_packages(error: ImportError, *, as_json: bool) -> NoReturn:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from reinforge.cli.options import DEBUG_HELP, GroupedCommand, GroupedOption
+from reinforge.cli.options import GroupedCommand, GroupedOption
 from reinforge.cli.output import say, say_as_is, say_json, without_secrets
 from reinforge.cli.process import leave
 from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeError
@@ -26,29 +26,26 @@ INTERNAL_ERROR = 1
 NOT_PROMOTED = 3
 INTERRUPTED = 130
 
-DEBUG_OPTION = GroupedOption(["--debug"], is_flag=True, help=DEBUG_HELP)
+DEBUG = GroupedOption(["--debug"], is_flag=True, help="Print the traceback if the command fails.")
 
-AtEnd = Callable[[RunSummary], list[str]]
-"""Called with the summary of a run; returns further lines to print."""
+AtEnd = Callable[[RunSummary], list[str]]  # called with the summary of a run; returns further lines to print
 
 
 def run_and_exit(
     run: Callable[[], RunSummary],
     *,
     as_json: bool = False,
-    debug: bool = False,
     require_improvement: bool = False,
     at_end: AtEnd = lambda summary: [],
 ) -> None:
-    """Runs something and prints its summary, or exits with the exit code of the failure.
+    """Runs something and prints its summary.
 
     Args:
         require_improvement: Exit with code 3 if the model was not promoted.
         at_end: Returns lines to print after the summary.
     """
-    with exit_on_error(as_json=as_json, debug=debug):
-        summary = run()
-        added = at_end(summary)
+    summary = run()
+    added = at_end(summary)
     if as_json:
         say_json(without_secrets({**summary.as_dict(), "folder": str(summary.folder)}))
     else:
@@ -100,11 +97,12 @@ class Command(GroupedCommand):
     """A command with `--debug`; an error in it exits with a message and an exit code."""
 
     def __init__(self, name: str | None, *, params: Sequence[click.Parameter], **attributes: Any):
-        super().__init__(name, params=[*params, DEBUG_OPTION], **attributes)
+        super().__init__(name, params=[*params, DEBUG], **attributes)
 
     def invoke(self, ctx: click.Context) -> Any:
-        debug = ctx.params.pop("debug")
-        with exit_on_error(as_json=ctx.params.get("as_json", False), debug=debug):
+        ctx.meta["debug"] = debug = ctx.params.pop("debug")
+        as_json = ctx.params.get("as_json", ctx.params.get("format") == "json")
+        with exit_on_error(as_json=as_json, debug=debug):
             return super().invoke(ctx)
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 
-from reinforge.cli.exits import AtEnd, exit_on_error, run_and_exit
+from reinforge.cli.exits import AtEnd, Command, run_and_exit
 from reinforge.cli.options import (
     COMPAT,
     DATA,
     DATA_PATHS,
     DATASET,
-    DEBUG,
     ENDPOINT,
     ENDPOINT_TIMEOUT,
     ENVIRONMENT,
@@ -25,7 +24,6 @@ from reinforge.cli.options import (
     OVERRIDE,
     RESULT_JSON_PATH,
     RUN,
-    GroupedCommand,
     collect_overrides,
     option,
     parse_existing_file,
@@ -45,7 +43,7 @@ FLAG_PATHS = {
 """The configuration path of each flag; a flag is an override with its own name."""
 
 
-@click.command("finetune", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("finetune", cls=Command, context_settings={"show_default": True})
 @click.argument("file", required=False, type=click.Path(), callback=parse_existing_file)
 @NAMED_FILE
 @ENVIRONMENT
@@ -76,7 +74,6 @@ FLAG_PATHS = {
 @option("max_tokens", metavar="N", type=int, group=LIMITS, help="Stop after sampling N tokens (exit code 5).")
 @option("require_improvement", is_flag=True, group=OUTPUT, help="Exit with code 3 if the model is not promoted.")
 @JSON
-@DEBUG
 def command(file: Path | None, **options: Any) -> None:
     """Train the model behind an agent, as configured in a YAML file, or a model in an environment.
 
@@ -102,7 +99,6 @@ def command(file: Path | None, **options: Any) -> None:
 def train(
     file: Path | None,
     as_json: bool,
-    debug: bool,
     smoke: bool,
     dry_run: bool,
     require_improvement: bool,
@@ -129,7 +125,7 @@ def train(
         raise click.UsageError("--dry_run and --smoke cannot be combined")
     overrides = collect_overrides(options, FLAG_PATHS)
     if dry_run and is_new:
-        _write_resolved_config(file, overrides, run_name, as_json=as_json, debug=debug)
+        _write_resolved_config(file, overrides, run_name, as_json=as_json)
         return
 
     def run() -> Any:
@@ -148,7 +144,7 @@ def train(
             assert loaded is not None
             return run_config(loaded, options)
 
-    run_and_exit(run, as_json=as_json, debug=debug, require_improvement=require_improvement, at_end=at_end)
+    run_and_exit(run, as_json=as_json, require_improvement=require_improvement, at_end=at_end)
 
 
 def find_run_to_resume(
@@ -169,16 +165,15 @@ def find_run_to_resume(
 
 
 def _write_resolved_config(
-    file: Path | None, overrides: list[tuple[str, str]], run_name: str | None, *, as_json: bool, debug: bool
+    file: Path | None, overrides: list[tuple[str, str]], run_name: str | None, *, as_json: bool
 ) -> None:
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.config.loader import load_config
-        from reinforge.trainer.options import RunOptions
-        from reinforge.trainer.setup.check import dry_run
+    from reinforge.config.loader import load_config
+    from reinforge.trainer.options import RunOptions
+    from reinforge.trainer.setup.check import dry_run
 
-        loaded = load_config(file, overrides=overrides, keep_going=True)
-        written = asyncio.run(dry_run(loaded, RunOptions(run_name=run_name)))
-        if as_json:
-            say_json({"ok": True, "config": str(written)})
-        else:
-            say(f"{file or 'the configuration'} is valid; wrote {written}")
+    loaded = load_config(file, overrides=overrides, keep_going=True)
+    written = asyncio.run(dry_run(loaded, RunOptions(run_name=run_name)))
+    if as_json:
+        say_json({"ok": True, "config": str(written)})
+    else:
+        say(f"{file or 'the configuration'} is valid; wrote {written}")

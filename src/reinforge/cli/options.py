@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 OPTIONS = "Options"
-DATA, RUN, LIMITS, SAMPLING, OUTPUT = "Data", "Run", "Limits", "Sampling", "Output"
-"""Titles of groups of options."""
+DATA, RUN, LIMITS, SAMPLING, OUTPUT = "Data", "Run", "Limits", "Sampling", "Output"  # titles of groups of options
 CONFIG_FLAG = re.compile("--config[_-]file(?:=|$)")
 
 
@@ -163,8 +162,6 @@ COMPAT = option(
     help="nat: components that import from the NeMo Agent Toolkit run on reinforge, unchanged.",
 )
 JSON = click.option("--json", "as_json", cls=GroupedOption, is_flag=True, help="Print the result as JSON.")
-DEBUG_HELP = "Print the traceback if the command fails."
-DEBUG = click.option("--debug", cls=GroupedOption, is_flag=True, help=DEBUG_HELP)
 """Arguments and options that several commands have."""
 
 

@@ -17,8 +17,7 @@ from reinforge.cli.output import say
 from reinforge.errors import StorageError
 from reinforge.safe_text import to_printable
 
-LEAVE_S = 5.0
-"""Seconds that threads of an agent may keep the process from exiting."""
+LEAVE_S = 5.0  # seconds that threads of an agent may keep the process from exiting
 
 OUTPUT, ERRORS = 1, 2
 

@@ -21,8 +21,7 @@ from reinforge.cli.output import say, say_json, without_secrets
 
 NOT_ROBUST = 3
 ATTACKS = ("empty", "copied_prompt", "copied_format", "verbose", "hedged", "injected", "best_of_n")
-ATTACKED = "Attacks"
-"""Title of the group of options about bad answers."""
+ATTACKED = "Attacks"  # title of the group of options about bad answers
 
 
 @click.group("reward")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reinforge.cli.exits import Command, exit_on_error, run_and_exit
-from reinforge.cli.options import DEBUG, JSON, OUTPUT_DIR, GroupedCommand, GroupedOption, option
+from reinforge.cli.exits import Command, run_and_exit
+from reinforge.cli.options import JSON, OUTPUT_DIR, GroupedOption, option
 from reinforge.cli.output import say, say_json, say_table
 from reinforge.cli.runs_compare import compare_command
 from reinforge.errors import ConfigError, Problem, StorageError
@@ -233,7 +233,7 @@ def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
     ]
 
 
-@command.command("transcripts", cls=GroupedCommand, short_help="Print the dialogues of a multi-agent run.")
+@command.command("transcripts", cls=Command, short_help="Print the dialogues of a multi-agent run.")
 @click.argument("run", metavar="RUN|last")
 @option(
     "phase",
@@ -246,9 +246,8 @@ def _checkpoints(run: RunOverview, record: RunRecord) -> list[dict[str, Any]]:
 @option("limit", metavar="N", type=click.IntRange(min=1), help="Print at most N dialogues; default: all.")
 @option("format", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="Output format.")
 @OUTPUT_DIR
-@DEBUG
 def transcripts_command(
-    run: str, phase: str, epoch: int | None, limit: int | None, format: str, output_dir: str, debug: bool
+    run: str, phase: str, epoch: int | None, limit: int | None, format: str, output_dir: str
 ) -> None:
     """Print the dialogues of a multi-agent run: messages, decision and each agent's reward; trees as trees.
 
@@ -257,18 +256,15 @@ def transcripts_command(
       reinforge runs transcripts last --epoch 3
       reinforge runs transcripts last --phase validate --epoch -1 --limit 2
     """
-    with exit_on_error(as_json=format == "json", debug=debug):
-        from reinforge.runs.transcripts import format_transcripts, read_transcripts
+    from reinforge.runs.transcripts import format_transcripts, read_transcripts
 
-        folder = find_run(run, Path(output_dir))
-        found = read_transcripts(folder, phase, epoch, limit)
-        if not found["transcripts"]:
-            which = (
-                f"{found['num_episodes']:,} episodes of phase {phase}{'' if epoch is None else f' and epoch {epoch}'}"
-            )
-            message = f"{folder} has {which}, but none is a dialogue"
-            raise ConfigError(Problem("", message, f"list the stages of the run with: reinforge runs show {folder}"))
-        say(format_transcripts(found, format).rstrip())
+    folder = find_run(run, Path(output_dir))
+    found = read_transcripts(folder, phase, epoch, limit)
+    if not found["transcripts"]:
+        which = f"{found['num_episodes']:,} episodes of phase {phase}{'' if epoch is None else f' and epoch {epoch}'}"
+        message = f"{folder} has {which}, but none is a dialogue"
+        raise ConfigError(Problem("", message, f"list the stages of the run with: reinforge runs show {folder}"))
+    say(format_transcripts(found, format).rstrip())
 
 
 @command.command("verify", cls=Command, short_help="Check a run folder for damage. Changes nothing.")

@@ -14,8 +14,7 @@ from reinforge.cli.output import say, say_json, say_table
 if TYPE_CHECKING:
     from reinforge.runs.comparison import Rescored, RunComparison
 
-MAX_EXAMPLES = 10
-"""Examples of each direction that are listed."""
+MAX_EXAMPLES = 10  # examples of each direction that are listed
 
 
 @click.command("compare", cls=Command, short_help="Compare two runs: their models, example by example.")

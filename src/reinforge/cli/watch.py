@@ -12,8 +12,7 @@ from reinforge.cli.exits import Command
 from reinforge.cli.options import OUTPUT_DIR
 from reinforge.cli.output import say, say_as_is
 
-POLL_S = 1.0
-"""Seconds between two looks into the journal."""
+POLL_S = 1.0  # seconds between two looks into the journal
 
 
 @click.command("watch", cls=Command, short_help="Follow a run in the terminal until it ends.")

@@ -35,8 +35,7 @@ ORIGIN = "<reinforge.compat.nat>"
 PAGE = "docs/coming-from-nat.md"
 MODULES: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("nat_names.json").read_text(encoding="utf-8"))
 """Module of the toolkit -> name in it -> `module:name` of the object here that it is."""
-INSTALL = "reinforge.compat.nat:install"
-"""What a worker process calls, to do the same."""
+INSTALL = "reinforge.compat.nat:install"  # what a worker process calls, to do the same
 
 
 def install(*, over_installed: bool = False) -> bool:

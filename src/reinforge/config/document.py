@@ -72,8 +72,7 @@ class Document:
     data: Any
     name: str = ""
     marks: dict[KeyPath, Mark] = field(default_factory=dict)
-    placeholders: dict[KeyPath, str] = field(default_factory=dict)
-    """Text with `${VAR}` as it was written, by path."""
+    placeholders: dict[KeyPath, str] = field(default_factory=dict)  # text with `${VAR}` as it was written, by path
     problems: list[Problem] = field(default_factory=list)
     """Every problem found so far, in the order of the file's lines."""
     _order: dict[Problem, tuple[int, int, int]] = field(default_factory=dict)

@@ -183,8 +183,7 @@ class Setting:
 
     path: str
     value: Any
-    origin: str
-    """`file:line:column`, `-o path`, or `default`."""
+    origin: str  # `file:line:column`, `-o path`, or `default`
 
 
 def list_settings(loaded: LoadedConfig) -> list[Setting]:

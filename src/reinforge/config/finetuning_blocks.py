@@ -137,8 +137,7 @@ class GuardLimits(Block):
         description="Stop the run, so that it can be resumed, after this many of them; null: only warn.",
     )
 
-    measured_at: ClassVar[str] = "epochs"
-    """What the counts are in."""
+    measured_at: ClassVar[str] = "epochs"  # what the counts are in
 
 
 class TrainSelectGapGuard(GuardLimits):

@@ -17,8 +17,7 @@ class LoadedConfig:
 
     config: Config
     path: Path | None  # None for a configuration from Python
-    project_root: Path
-    """Base of relative paths and of `module:name`: the file's folder, or the working directory."""
+    project_root: Path  # base of relative paths and of `module:name`: the file's folder, or the working directory
     data: dict[str, Any] = field(repr=False)
     """The plain data that was validated, after overrides and variables. It may contain secrets."""
     placeholders: dict[KeyPath, str] = field(default_factory=dict)  # text with `${VAR}` as written, by path

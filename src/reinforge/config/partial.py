@@ -50,8 +50,7 @@ BASES: dict[str, type[TypedConfig]] = {
 }
 """What stands in for a component of which too little is valid, by kind; it has no `static_type`."""
 
-MAX_ROUNDS = 16
-"""How often invalid keys are removed; removing some can show others, above them."""
+MAX_ROUNDS = 16  # how often invalid keys are removed; removing some can show others, above them
 
 
 def build_partial(

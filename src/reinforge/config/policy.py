@@ -9,8 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from reinforge.config.finetuning_blocks import Block
 
-DEFAULT_LEARNING_RATE = 1e-3
-"""Of small models; `reinforge.engine.learning_rate` lowers it for larger ones."""
+DEFAULT_LEARNING_RATE = 1e-3  # of small models; `reinforge.engine.learning_rate` lowers it for larger ones
 
 
 class OptimizerConfig(Block):

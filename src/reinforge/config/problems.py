@@ -24,17 +24,14 @@ from reinforge.registry import Registry
 from reinforge.safe_text import is_secret_name
 from reinforge.types.key_aliases import ConfigModel, describe_conflict
 
-MAX_PLACES = 2
-"""A key with more places, such as `name`, says too little about which one is meant."""
+MAX_PLACES = 2  # a key with more places, such as `name`, says too little about which one is meant
 
-NEAR = 0.75
-"""How similar a misspelled key must be to one of another place."""
+NEAR = 0.75  # how similar a misspelled key must be to one of another place
 
 OTHER_NAMES = {"lr": "learning_rate"}
 """Keys by their names in other libraries, which are too short to be found by their spelling."""
 
-SET_BY_CALLS = "finetuning.run_configuration"
-"""A block that the command line fills, so it is never suggested."""
+SET_BY_CALLS = "finetuning.run_configuration"  # a block that the command line fills, so it is never suggested
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -318,7 +315,8 @@ class Validator:
         expected = " or ".join(dict.fromkeys(_format_expected(details) for details in errors))
         hint, fix = "", f"write {expected}{meaning}" if meaning else ""
         if kind in ("literal_error", "enum"):
-            hint = did_you_mean(str(value), _parse_quoted(first["ctx"]["expected"]))
+            choices = re.findall(r"'([^']*)'", first["ctx"]["expected"])  # pydantic's `'auto', 'cpu' or 'cuda'`
+            hint = did_you_mean(str(value), choices)
         elif kind == "string_type" and isinstance(value, bool | int | float):
             fix = "put it in quotes"
         self.document.report(path, f"expected {expected}, found {self.format_value(path, value)}{hint}", fix)
@@ -335,11 +333,6 @@ class Validator:
 def _format_expected(details: ErrorDetails) -> str:
     bounds = {key: f"{bound:g}" if isinstance(bound, float) else bound for key, bound in details.get("ctx", {}).items()}
     return EXPECTED[details["type"]].format(**bounds)
-
-
-def _parse_quoted(expected: str) -> list[str]:
-    """Returns the choices in pydantic's `'auto', 'cpu' or 'cuda'`."""
-    return re.findall(r"'([^']*)'", expected)
 
 
 def _find_data_path(details: ErrorDetails, value: Any) -> KeyPath:

@@ -106,8 +106,7 @@ class EnvironmentConfig(TypedConfig):
     """Base of every environment's configuration; `environment: TYPE:NAME` sets the type and its `main_key`."""
 
     main_key: ClassVar[str] = "name"
-    install: ClassVar[str] = ""
-    """The command that installs what it needs; empty: nothing."""
+    install: ClassVar[str] = ""  # the command that installs what it needs; empty: nothing
     license: ClassVar[str] = ""
     metrics: ClassVar[tuple[str, ...]] = ()
     """Metrics that each of its episodes has beside the reward; the verdict uses the first."""

@@ -26,8 +26,7 @@ _REFUSED = {
     "container": "there is no container; run the code in the agent",
 }
 _TOOL_FIELDS = {"type", "name", "description", "input_schema", "strict"}
-_KEEPS_ALL = "clear_thinking_20251015"
-"""An edit of the context that deletes nothing with `keep: all`."""
+_KEEPS_ALL = "clear_thinking_20251015"  # an edit of the context that deletes nothing with `keep: all`
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": ""}
 _ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
                 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",

@@ -72,8 +72,7 @@ class BadRequest(Exception):
         self.message, self.param, self.status, self.code = message, param, status, code
 
 
-DONE = b"data: [DONE]\n\n"
-"""The last event of OpenAI's chat and text completions."""
+DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's chat and text completions
 _PIECE = re.compile(r"\s*\S{1,24}|\s+")
 
 

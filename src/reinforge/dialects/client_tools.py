@@ -45,14 +45,10 @@ def write_object(value: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ItemTool:
-    """A type of tool of the Responses API whose calls are items of their own.
-
-    Attributes:
-        key: What holds the arguments in an item of the type `item`: a string, or an object with those in `fixed` too.
-    """
+    """A type of tool of the Responses API whose calls are items of their own."""
 
     item: str
-    key: str
+    key: str  # what holds the arguments in an item of the type `item`: a string, or an object with those in `fixed` too
     description: str
     properties: Mapping[str, Any]
     fixed: Mapping[str, Any] = field(default_factory=dict)

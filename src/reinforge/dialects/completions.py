@@ -16,8 +16,7 @@ from reinforge.dialects.fields import Fields, describe, keep_given, read_stop
 from reinforge.dialects.reply_tokens import ReplyTokens, read_tokens
 from reinforge.types.request import ReplyDelta
 
-DEFAULT_MAX_TOKENS = 16
-"""Of OpenAI's API, for a request that does not say."""
+DEFAULT_MAX_TOKENS = 16  # of OpenAI's API, for a request that does not say
 MAX_TOKEN_ID = 2**31
 _EXTRA = ("top_k", "min_p")
 _READ = {"model", "prompt", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "stream", "stream_options",

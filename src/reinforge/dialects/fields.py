@@ -19,11 +19,9 @@ from reinforge.limits import get_limits
 
 T = TypeVar("T")
 _INDEX = re.compile(r"\[\d+\]")
-MAX_SHOWN = 60
-"""Characters of a value that a message shows."""
+MAX_SHOWN = 60  # characters of a value that a message shows
 MAX_NOTED = 32
-MAX_NUMBER = 1e300
-"""No setting of a model is larger; a whole number may be, and then it has no float."""
+MAX_NUMBER = 1e300  # no setting of a model is larger; a whole number may be, and then it has no float
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 from reinforge.types.request import TokenLogprob, TokenLogprobs
 
-LOWEST_LOGPROB = -9999.0
-"""What OpenAI writes for a log-prob that is not known or too low to say; JSON has no infinity."""
+LOWEST_LOGPROB = -9999.0  # what OpenAI writes for a log-prob that is not known or too low to say; JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.sampling.threads import ThreadLoad
 from reinforge.errors import EngineError
 
-MAX_TURNS = 8
-"""Turns of an event loop over which requests are gathered, as long as each turn adds more."""
+MAX_TURNS = 8  # turns of an event loop over which requests are gathered, as long as each turn adds more
 
 
 @dataclass(eq=False, slots=True)

@@ -37,8 +37,7 @@ def count_gpus() -> int:
 NO_CPU_MEMORY = "DefaultCPUAllocator"
 """Part of the message of the plain RuntimeError that torch raises where a CPU has no memory left."""
 
-NO_MPS_MEMORY = "MPS backend out of memory"
-"""The same on Apple's GPUs."""
+NO_MPS_MEMORY = "MPS backend out of memory"  # the same on Apple's GPUs
 
 
 def is_out_of_memory(cause: BaseException) -> bool:
@@ -94,8 +93,7 @@ def _measure_peak() -> int | None:
 
 
 SIZE = 64
-TOLERANCE = 1e-2
-"""Accelerators may compute products of float32 with fewer bits."""
+TOLERANCE = 1e-2  # accelerators may compute products of float32 with fewer bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,8 @@ logger = logging.getLogger(__name__)
 
 BY_SIZE = ((20e6, DEFAULT_LEARNING_RATE), (300e6, 1e-5), (math.inf, 1e-6))
 LORA_FACTOR, IMITATION_FACTOR = 10.0, 20.0
-FAR_BEYOND = 10.0
-"""A configured rate above this multiple of the default is warned about."""
-IMITATION = "cross_entropy"
-"""The loss of the algorithms that imitate replies."""
+FAR_BEYOND = 10.0  # a configured rate above this multiple of the default is warned about
+IMITATION = "cross_entropy"  # the loss of the algorithms that imitate replies
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-"""The memory that a container may use, where there is a limit."""
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # the memory that a container may use, where there is a limit
 
 
 def count_cpus() -> int:

@@ -70,9 +70,6 @@ class EmbeddedPolicy(PolicyServer):
         sampler: Samples the replies, also those of other adapters.
         published: Called when admission opens.
         copy_weights: Copies the learner's weights to the sampler's; None: they are the same.
-
-    Attributes:
-        ends: Tokens that end a reply.
     """
 
     def __init__(
@@ -98,7 +95,7 @@ class EmbeddedPolicy(PolicyServer):
         self._grammars, self._has_warned = grammars, False
         self._lock = threading.Lock()
         self._outboxes = Outboxes(sampler)
-        self.ends = find_end_tokens(sampler.model.module, renderer.tokenizer)
+        self.ends = find_end_tokens(sampler.model.module, renderer.tokenizer)  # tokens that end a reply
 
     @property
     def version(self) -> int:

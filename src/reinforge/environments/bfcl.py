@@ -30,10 +30,8 @@ CHECKED = (
     *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
 )
 """Categories whose calls the checker compares with the possible answers."""
-NO_CALL = ("irrelevance", "live_irrelevance")
-"""Categories in which no function fits, so that any call is wrong."""
-Calls = list[dict[str, dict[str, Any]]]
-"""Calls as the checker reads them: `[{"math_factorial": {"number": 5}}]`."""
+NO_CALL = ("irrelevance", "live_irrelevance")  # categories in which no function fits, so that any call is wrong
+Calls = list[dict[str, dict[str, Any]]]  # calls as the checker reads them: `[{"math_factorial": {"number": 5}}]`
 
 
 class BfclConfig(EnvironmentConfig, name="bfcl"):

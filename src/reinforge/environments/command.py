@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from reinforge.environments.host import OpenEnvironment
     from reinforge.types.evaluation import EvalInputItem
 
-SEED = 0
-"""The environment's seed of an episode that is played by hand."""
+SEED = 0  # the environment's seed of an episode that is played by hand
 
 
 @click.group("environments")

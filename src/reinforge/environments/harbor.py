@@ -40,8 +40,7 @@ from reinforge.rollout.workflows.workspace import VERIFIER, CommandLine, Workspa
 from reinforge.types.environment import Observation, Reply, StepResult, ToolUse
 from reinforge.types.evaluation import EvalInputItem
 
-MAX_OUTPUT = 10_000
-"""Characters of a command's output that the policy sees; of a longer one it sees both ends."""
+MAX_OUTPUT = 10_000  # characters of a command's output that the policy sees; of a longer one it sees both ends
 EPISODE_S = 1800.0
 """The time limit of an episode, unless the configuration has one, and of an agent whose task has none."""
 CANARY = re.compile(r"\A(?:\s*(?:<!--|#).*canary.*\n)+", re.IGNORECASE)

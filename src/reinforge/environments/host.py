@@ -29,12 +29,9 @@ from reinforge.types.evaluation import EvalInputItem
 logger = logging.getLogger(__name__)
 
 LOADER = "reinforge.environments.worker:load_source"
-LOAD_S = 600.0
-"""Seconds that loading all tasks may take."""
-MAX_BATCH = 64
-"""Calls that are sent to a worker at once."""
-CLOSE_S = 10.0
-"""Seconds that the last environments may take to close before their processes are killed."""
+LOAD_S = 600.0  # seconds that loading all tasks may take
+MAX_BATCH = 64  # calls that are sent to a worker at once
+CLOSE_S = 10.0  # seconds that the last environments may take to close before their processes are killed
 
 
 class EnvironmentFailed(Exception):

@@ -26,8 +26,7 @@ from reinforge.types.environment import Observation, Reply, StepResult
 from reinforge.types.evaluation import EvalInputItem
 
 PACKAGE = "reasoning_gym"
-MAX_DRAWS = 4
-"""Tasks that are drawn for each one that is wanted, since some repeat."""
+MAX_DRAWS = 4  # tasks that are drawn for each one that is wanted, since some repeat
 NAME = re.compile(r"^DATASET_NAME = [\"'](\w+)[\"']|^register_dataset\([\"'](\w+)[\"']", re.MULTILINE)
 ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")

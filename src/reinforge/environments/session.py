@@ -22,8 +22,7 @@ from reinforge.types.environment import Observation, Reply, StepResult, ToolUse
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
 
-PLAYER_TOKENS = 256
-"""Maximum tokens of a reply of another player than the agent."""
+PLAYER_TOKENS = 256  # maximum tokens of a reply of another player than the agent
 OWN_METRICS = {"value", "reward", "num_steps"}
 """Names that an episode's report has already; an environment's numbers do not take their place."""
 

@@ -27,8 +27,7 @@ from reinforge.types.seeding import stable_random
 
 PACKAGE = "textarena"
 MAX_PLAYERS = 15
-MAX_TRIES = 200
-"""Moves that the random player tries on a copy of the game before it makes an illegal one."""
+MAX_TRIES = 200  # moves that the random player tries on a copy of the game before it makes an illegal one
 NAME = re.compile(r'^register\w*\(id="([^"]+)"', re.MULTILINE)
 MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 NUMBER = re.compile(r"\d+")

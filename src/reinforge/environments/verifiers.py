@@ -38,12 +38,10 @@ from reinforge.rollout.workflows.outside_agent import AgentFailed, AgentWorkflow
 from reinforge.types.environment import Observation, Reply, StepResult
 from reinforge.types.evaluation import EvalInputItem
 
-PACKAGE, CHAT = "verifiers", "reinforge_chat"
-"""The package, and the harness that a taskset has where it names none."""
+PACKAGE, CHAT = "verifiers", "reinforge_chat"  # the package, and the harness that a taskset has where it names none
 FAILURE, MODEL_ERRORS = "failure", ("ModelError", "ProviderError")
 """Why a rollout has no reward, and errors of model calls: whose failure these are, only the calls tell."""
-ENDLESS_SIZE = 600
-"""Tasks of an endless taskset, unless the configuration says how many."""
+ENDLESS_SIZE = 600  # tasks of an endless taskset, unless the configuration says how many
 
 
 class VerifiersConfig(EnvironmentConfig, name="verifiers"):

@@ -22,10 +22,8 @@ from reinforge.rollout.episode import extract_text
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
-MAX_HEDGED = 50
-"""Expected answers that one hedged answer lists."""
-MAX_FORMATS = 3
-"""Expected answers of other examples that are tried."""
+MAX_HEDGED = 50  # expected answers that one hedged answer lists
+MAX_FORMATS = 3  # expected answers of other examples that are tried
 
 FILLER = (
     "This is an interesting and important question that deserves a careful, thorough and well-structured answer.",

@@ -37,8 +37,7 @@ DEMONSTRATION_SHAPES = (MESSAGES, "prompt/completion", LABELED, *PREFERENCE_SHAP
 """Shapes whose rows contain assistant messages to train on."""
 REWARD_KEYS = ("reward", "score")
 """Columns that are read as rewards if their values are numbers and `reward_key` names no other one."""
-LABEL = "label"
-"""Column with a thumb: true for a good reply, false for a bad one."""
+LABEL = "label"  # column with a thumb: true for a good reply, false for a bad one
 
 
 @dataclass(frozen=True, slots=True)

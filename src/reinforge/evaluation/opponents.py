@@ -23,8 +23,7 @@ from reinforge.rollout.episode import with_steps
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalOutputItem
 
-NEUTRAL = 0.5
-"""As good as what it is compared with."""
+NEUTRAL = 0.5  # as good as what it is compared with
 
 BASE_PHASE = {
     "validate": "validate",

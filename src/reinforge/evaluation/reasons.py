@@ -16,8 +16,7 @@ from reinforge.safe_text import to_one_line
 from reinforge.types.episode import EpisodeRecord
 
 MAX_REASON_CHARACTERS = 240
-MAX_KINDS = 100
-"""Different reasons that are told apart; an agent may fail differently each time, and a run may be long."""
+MAX_KINDS = 100  # different reasons that are told apart; an agent may fail differently each time, and a run may be long
 _NUMBER = re.compile(r"\d+")
 
 
@@ -90,8 +89,7 @@ def shorten_line(text: object, limit: int = MAX_REASON_CHARACTERS) -> str:
     return line if len(line) <= limit else f"{line[: limit - 3]}..."
 
 
-MAX_REPORTED_KINDS = 3
-"""Different failures of one evaluator that are reported at once; later ones are only counted."""
+MAX_REPORTED_KINDS = 3  # different failures of one evaluator that are reported at once; later ones are only counted
 
 
 class ScoreFailures:

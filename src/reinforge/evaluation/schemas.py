@@ -20,8 +20,7 @@ from reinforge.evaluation.answers import UnusableOutputError
 from reinforge.evaluation.patterns import PatternTimeout, compile_pattern, search_pattern
 from reinforge.limits import get_limits
 
-_DATA = ("const", "enum", "default", "examples")
-"""Keywords whose values are data, not schemas."""
+_DATA = ("const", "enum", "default", "examples")  # keywords whose values are data, not schemas
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "extends", "disallow")
 _IN_PLACE_BY_NAME = ("dependentSchemas", "dependencies")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")

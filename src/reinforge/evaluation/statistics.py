@@ -27,12 +27,9 @@ from reinforge.types.evaluation import MAX_SCORE, MetricSummary
 
 Scores = NDArray[np.float64]
 
-MAX_P_VALUE = 0.05
-"""The test must agree with the interval at this level (two-sided, like the 95 % of the interval)."""
-MAX_EXACT_FLIPS = 12
-"""Up to this many non-zero differences, all 2^n sign flips are enumerated."""
-NUM_RANDOM_FLIPS = 10_000
-"""Random sign flips used when there are more."""
+MAX_P_VALUE = 0.05  # the test must agree with the interval at this level (two-sided, like the 95 % of the interval)
+MAX_EXACT_FLIPS = 12  # up to this many non-zero differences, all 2^n sign flips are enumerated
+NUM_RANDOM_FLIPS = 10_000  # random sign flips used when there are more
 _SIGNS_PER_CHUNK = 1 << 18  # small enough for the CPU cache
 
 

@@ -50,18 +50,12 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII
 class Export:
     """An exported model."""
 
-    folder: Path
-    """The folder with the model and its card."""
-    path: Path
-    """What a program loads: the folder, or the GGUF file in it."""
-    promoted: bool | None
-    """Whether the run promoted the model; None: there was no verdict."""
-    judgement: Judgement | None
-    """What it is worth; None: it was not judged."""
-    url: str | None = None
-    """Where it was uploaded; None: it was not."""
-    notes: tuple[str, ...] = ()
-    """What to know about it."""
+    folder: Path  # the folder with the model and its card
+    path: Path  # what a program loads: the folder, or the GGUF file in it
+    promoted: bool | None  # whether the run promoted the model; None: there was no verdict
+    judgement: Judgement | None  # what it is worth; None: it was not judged
+    url: str | None = None  # where it was uploaded; None: it was not
+    notes: tuple[str, ...] = ()  # what to know about it
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"folder": str(self.folder), "path": str(self.path), "notes": list(self.notes)}

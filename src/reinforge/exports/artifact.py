@@ -33,24 +33,17 @@ QUANTIZE_S = 3600
 @dataclass(frozen=True, slots=True)
 class ArtifactOptions:
     format: Format
-    dtype: str | None = None
-    """Of a merged model: `float32` or `bfloat16`; None: that of the training."""
-    quantize: str | None = None
-    """How a GGUF file stores matrices; None: in the data type of the training."""
-    base_model: str | None = None
-    """Name to write into an adapter as that of its base; None: as the run knows it."""
+    dtype: str | None = None  # of a merged model: `float32` or `bfloat16`; None: that of the training
+    quantize: str | None = None  # how a GGUF file stores matrices; None: in the data type of the training
+    base_model: str | None = None  # name to write into an adapter as that of its base; None: as the run knows it
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    path: Path
-    """What a program loads: the folder, or the GGUF file."""
-    storage: str
-    """How the weights are stored: a data type or a quantization."""
-    base: BaseModel
-    """As the artifact names it."""
-    notes: tuple[str, ...] = ()
-    """What to know about it, one sentence each."""
+    path: Path  # what a program loads: the folder, or the GGUF file
+    storage: str  # how the weights are stored: a data type or a quantization
+    base: BaseModel  # as the artifact names it
+    notes: tuple[str, ...] = ()  # what to know about it, one sentence each
 
 
 def check_options(model: TrainedModel, options: ArtifactOptions) -> list[Problem]:
@@ -172,8 +165,7 @@ def _run_quantizer(source: Path, target: Path, storage: str) -> None:
 Render = Callable[[Sequence[Message], bool], str]
 """Renders messages by the chat template; True: with the generation prompt."""
 
-MARK = "\u241fcontent\u241f"
-"""Stands for a message's content; no template writes it itself."""
+MARK = "\u241fcontent\u241f"  # stands for a message's content; no template writes it itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,14 +181,10 @@ class BlockTemplate:
     The result is checked: rendered over several conversations it must give the text of the Jinja template.
     """
 
-    start: str
-    """Text before everything."""
-    default: str
-    """Text for a conversation without a system message, such as a default one."""
-    blocks: dict[str, tuple[str, str]]
-    """Role -> text before and after the content."""
-    prompt: str
-    """The generation prompt."""
+    start: str  # text before everything
+    default: str  # text for a conversation without a system message, such as a default one
+    blocks: dict[str, tuple[str, str]]  # role -> text before and after the content
+    prompt: str  # the generation prompt
 
     def render(self, messages: Sequence[Message]) -> str:
         has_system = any(message["role"] == "system" for message in messages)

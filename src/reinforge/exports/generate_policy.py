@@ -22,8 +22,7 @@ from reinforge.exports.merging import WHERE
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from reinforge.types.sample import FloatArray
 
-MAX_ROWS = 32
-"""Requests that one call of `generate` takes together."""
+MAX_ROWS = 32  # requests that one call of `generate` takes together
 
 Waiting = tuple[ModelRequest, tuple[int, ...], "asyncio.Future[ModelReply]"]
 

@@ -40,18 +40,14 @@ ARM = "confirm_tuned"
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    program: str
-    """The program with its version."""
+    program: str  # the program with its version
     parity: Parity | None = None
     """Tokens and log-probs against the run's model; None: the run recorded no held-out prompts."""
-    run_figure: MetricSummary | None = None
-    """The run's own score on `confirm`; None: it has none."""
-    figure: MetricSummary | None = None
-    """The artifact's; None: not measured, see `note`."""
+    run_figure: MetricSummary | None = None  # the run's own score on `confirm`; None: it has none
+    figure: MetricSummary | None = None  # the artifact's; None: not measured, see `note`
     difference: Improvement | None = None
     """The artifact's score minus the run's, example by example; None: not both are known."""
-    note: str = ""
-    """Why a part is missing; empty if none is."""
+    note: str = ""  # why a part is missing; empty if none is
 
     def format_lines(self) -> list[tuple[str, str]]:
         pairs = [("judged by", self.program)]
@@ -74,8 +70,7 @@ class Judgement:
 class JudgeOptions:
     program: str
     device: str
-    loaded: LoadedConfig | None
-    """The run's configuration; None: only parity, for the reason in `why_not`."""
+    loaded: LoadedConfig | None  # the run's configuration; None: only parity, for the reason in `why_not`
     why_not: str
     registry: Registry | None
     progress: RunProgress
@@ -190,16 +185,11 @@ class Parity:
     """
 
     num_prompts: int
-    num_equal_prompts: int
-    """Prompts that became the same tokens."""
-    num_equal_replies: int
-    """Greedy replies with the same tokens."""
-    num_tokens: int
-    """Tokens of the run's greedy replies."""
-    num_equal_tokens: int
-    """How many of them the artifact sampled as well, up to the first other one of each reply."""
-    max_difference: float | None = None
-    """Of the log-probs of the run's greedy replies, in nats; None: unknown."""
+    num_equal_prompts: int  # prompts that became the same tokens
+    num_equal_replies: int  # greedy replies with the same tokens
+    num_tokens: int  # tokens of the run's greedy replies
+    num_equal_tokens: int  # how many of them the artifact sampled as well, up to the first other one of each reply
+    max_difference: float | None = None  # of the log-probs of the run's greedy replies, in nats; None: unknown
     mean_difference: float | None = None
 
     @property

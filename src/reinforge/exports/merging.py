@@ -19,8 +19,7 @@ from reinforge.engine.model.source import find_base_source, open_source
 from reinforge.errors import EngineError, boundary
 from reinforge.files import storage_boundary
 
-WHERE = "RUN"
-"""What names the model on the command line, for messages."""
+WHERE = "RUN"  # what names the model on the command line, for messages
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -14,8 +14,7 @@ from reinforge.files import MANIFEST, STAGED, commit_folder, find_damage, read_j
 from reinforge.runs.journal.journal import is_alive
 
 MAX_LISTED = 5
-KIND = "export"
-"""Entry of the manifest that tells an export from other folders."""
+KIND = "export"  # entry of the manifest that tells an export from other folders
 
 
 def check_target(target: Path) -> None:

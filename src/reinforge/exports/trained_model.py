@@ -24,18 +24,14 @@ from reinforge.trainer.provenance import LIBRARIES, Provenance
 from reinforge.trainer.resume import PROVENANCE
 
 RUN = "RUN"
-LICENSE = "license"
-"""The key of a model card's front matter."""
+LICENSE = "license"  # the key of a model card's front matter
 
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    name: str
-    """As the run's configuration names it."""
-    location: str
-    """Folder or hub id that an adapter belongs to."""
-    revision: str | None = None
-    """Commit of a hub id; None: unknown, or it is not a hub id."""
+    name: str  # as the run's configuration names it
+    location: str  # folder or hub id that an adapter belongs to
+    revision: str | None = None  # commit of a hub id; None: unknown, or it is not a hub id
     license: str | None = None
 
     @property
@@ -45,17 +41,12 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    run: Path
-    """The run folder."""
-    folder: Path
-    """The folder with the model or the adapter."""
-    description: str
-    """Which of the run's models it is."""
-    adapter: str | None
-    """Its name among several adapters; None: it is the run's only policy."""
+    run: Path  # the run folder
+    folder: Path  # the folder with the model or the adapter
+    description: str  # which of the run's models it is
+    adapter: str | None  # its name among several adapters; None: it is the run's only policy
     summary: RunSummary
-    config: Mapping[str, Any]
-    """The run's resolved configuration."""
+    config: Mapping[str, Any]  # the run's resolved configuration
     base: BaseModel
     provenance: Provenance = field(default_factory=Provenance)
 

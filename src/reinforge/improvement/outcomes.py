@@ -21,8 +21,7 @@ from reinforge.files import append_line, make_private_folder, read_lines
 OUTCOMES = "outcomes.jsonl"
 DECADES = {"reply_tokens": 2.0, "prompt_tokens": 2.0, "parameters": 3.0, "rows": 2.0}
 """Powers of ten between two counts that are as far apart as the shares 0 and 1."""
-NEAREST, FAR = 5, 0.5
-"""How many searches are asked; each weighs 1 at a distance of 0, and nothing from `FAR` on."""
+NEAREST, FAR = 5, 0.5  # how many searches are asked; each weighs 1 at a distance of 0, and nothing from `FAR` on
 PRIOR = 0.5
 """Value of the first recipe of the default order before any search; it falls to 0 for the last, and weighs 1."""
 

@@ -57,13 +57,10 @@ Prompts = Mapping[str, str]
 
 MAIN_TEXT, ROWS = "system", "rows.jsonl"
 NUM_DEMONSTRATIONS = (2, 4, 8)
-MIN_SCORED = 4
-"""Examples below which no mean is worth comparing."""
-MINIBATCH = 3
-"""Examples that a reflection reads."""
+MIN_SCORED = 4  # examples below which no mean is worth comparing
+MINIBATCH = 3  # examples that a reflection reads
 REFLECTION_TOKENS = 1024
-MAX_SHOWN = 2000
-"""Characters of a reply, an expected answer or a reason that a reflection reads."""
+MAX_SHOWN = 2000  # characters of a reply, an expected answer or a reason that a reflection reads
 ROLES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
 
 

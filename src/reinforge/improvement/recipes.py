@@ -37,10 +37,8 @@ WITHOUT_REWARDS = ("sft", "distill", "dpo", "kto", "ipo", "orpo", "simpo")
 DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
-IMITATION_EPOCHS = 2
-"""Before reinforcement learning, in `imitate-then-reinforce`."""
-EXAMPLES_PER_EPOCH = 16
-"""Where the configuration has all in each epoch: a search can only stop between epochs."""
+IMITATION_EPOCHS = 2  # before reinforcement learning, in `imitate-then-reinforce`
+EXAMPLES_PER_EPOCH = 16  # where the configuration has all in each epoch: a search can only stop between epochs
 REWARDS, SIGNAL = "rewards that differ", "groups whose rewards differ"
 """What a recipe needs of the agent's own episodes to learn from."""
 

@@ -20,15 +20,13 @@ from reinforge.trainer.context import RESERVED
 from reinforge.trainer.evaluate import Evaluation
 
 SEARCH, RECIPE = "search.json", "recipe.yml"
-MAX_EPOCHS = 1000
-"""Epochs that a trial may have; the budget ends it long before."""
+MAX_EPOCHS = 1000  # epochs that a trial may have; the budget ends it long before
 VERDICT_SHARE, LEAST_SHARE = 0.2, 0.05
 """Shares of the budget that are kept for the verdict: while what it takes is unknown, and at least, since the last
 trial may overrun its share by half an epoch."""
 MARGIN = 1.1
 """How many times what the untouched agent took on `confirm` is kept for the winner; more if its replies got longer."""
-MIN_EPISODES = 30
-"""With fewer, that all are alike may be chance."""
+MIN_EPISODES = 30  # with fewer, that all are alike may be chance
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from reinforge.runs.rows import BASELINE
 from reinforge.trainer.evaluate import Evaluation
 from reinforge.trainer.gate import decide
 
-MIN_EPOCHS = 2
-"""A recipe is tried only if its first share of the budget allows so many epochs."""
+MIN_EPOCHS = 2  # a recipe is tried only if its first share of the budget allows so many epochs
 
 
 class Trials(Protocol):

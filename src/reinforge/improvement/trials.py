@@ -49,8 +49,7 @@ from reinforge.trainer.preflight.recommendation import TOP
 from reinforge.trainer.run import run_async
 from reinforge.trainer.setup.components import ComponentBuilder
 
-EPISODES = 120
-"""Episodes that a search for prompts may run."""
+EPISODES = 120  # episodes that a search for prompts may run
 NEEDS_MODULE = """# These functions were passed in Python: {names}
 # To run this file, put them into a module beside it, and write `module:name` in place of each <python ...>.
 """

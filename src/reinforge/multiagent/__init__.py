@@ -22,8 +22,7 @@ _MODULES = {
     "register_protocol": "reinforge.multiagent.registration",
 }
 
-_NIP = "reinforge.multiagent.nip"
-"""Stands around the core: its names are looked up when one is used."""
+_NIP = "reinforge.multiagent.nip"  # stands around the core: its names are looked up when one is used
 
 
 def __getattr__(name: str) -> Any:

@@ -13,11 +13,9 @@ from reinforge.types.request import Message as ChatMessage
 if TYPE_CHECKING:
     from reinforge.multiagent.protocol import ProtocolHandler
 
-CONTINUE_PROMPT = "Go on."
-"""The user message when an agent has heard nothing since its last turn."""
+CONTINUE_PROMPT = "Go on."  # the user message when an agent has heard nothing since its last turn
 
-BUILTIN_PLACEHOLDERS = ("stance", "max_response_words")
-"""Placeholders of a role prompt besides the dataset's columns."""
+BUILTIN_PLACEHOLDERS = ("stance", "max_response_words")  # placeholders of a role prompt besides the dataset's columns
 
 
 class PureTextWholeAgent:
@@ -26,9 +24,6 @@ class PureTextWholeAgent:
     Args:
         llm: Its entry of `llms`.
         model_group: The adapter that it uses and trains, alone or with other agents; None: the run has only one.
-
-    Attributes:
-        shared_model_group: The shared-model group that it is in, outside a run; None: it is in none.
     """
 
     def __init__(
@@ -43,7 +38,7 @@ class PureTextWholeAgent:
         self.name, self.parameters, self.llm = name, parameters, llm
         self.is_trainable = is_trainable and not parameters.freeze_agent
         self.model_group = model_group
-        self.shared_model_group: Any = None
+        self.shared_model_group: Any = None  # the shared-model group that it is in, outside a run; None: it is in none
         self._template = Template(parameters.prompt)
         self._placeholders = self._template.get_identifiers() if self._template.is_valid() else None
 

@@ -26,8 +26,7 @@ class DialogueProblem:
     question: str
     truth: Decision | None = None
     """The right decision; None if the dataset does not give one or there is nothing to decide."""
-    row: Mapping[str, Any] = field(default_factory=dict)
-    """The example's columns, for the role prompts."""
+    row: Mapping[str, Any] = field(default_factory=dict)  # the example's columns, for the role prompts
 
     @classmethod
     def without_truth(cls, item: EvalInputItem) -> DialogueProblem:

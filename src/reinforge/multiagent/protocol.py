@@ -70,8 +70,7 @@ class AgentParameters(Block):
         return self
 
 
-Turn = tuple[str, str]
-"""An agent and the channel it speaks in."""
+Turn = tuple[str, str]  # an agent and the channel it speaks in
 
 
 class DialogueConfig(WorkflowConfig):

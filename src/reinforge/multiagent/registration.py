@@ -39,8 +39,7 @@ def register_protocol(config_type: type[DialogueConfig]) -> Callable[[HandlerT],
     return decorate
 
 
-SINGLE_AGENT_BUILDERS = ("group", "tree")
-"""Trajectory builders that treat an episode as the work of a single agent."""
+SINGLE_AGENT_BUILDERS = ("group", "tree")  # trajectory builders that treat an episode as the work of a single agent
 
 
 async def build_protocol_workflow(handler: ProtocolHandler, builder: Builder) -> BoundWorkflow:

@@ -22,13 +22,10 @@ from reinforge.types.seeding import stable_random
 
 logger = logging.getLogger(__name__)
 
-WARN_AFTER = 3
-"""Failed polls in a row before a warning is logged."""
-MAX_BACKOFF = 8
-"""After failed polls, the pause grows up to this multiple of the poll interval."""
+WARN_AFTER = 3  # failed polls in a row before a warning is logged
+MAX_BACKOFF = 8  # after failed polls, the pause grows up to this multiple of the poll interval
 CANCEL_TIMEOUT_S = 3.0
-FAILED_POLL = (RetryableError, UnexpectedAnswer)
-"""What a poll may raise without changing the job's status."""
+FAILED_POLL = (RetryableError, UnexpectedAnswer)  # what a poll may raise without changing the job's status
 
 
 class JobLimits(Protocol):

@@ -57,15 +57,12 @@ class RedteamConfig(WorkflowConfig, name="redteam"):
 
 @dataclass(slots=True)
 class AttackTurn:
-    path: list[int]
-    """Its branch, from the opening: [0, 2] is the third probe that follows the first probe."""
+    path: list[int]  # its branch, from the opening: [0, 2] is the third probe that follows the first probe
     probe: str
     response: str
-    score: float
-    """The scorer's score of the response."""
+    score: float  # the scorer's score of the response
     reward: float
-    perplexity: float | None = None
-    """exp(-mean log p) of the probe under the baseline; None without a baseline."""
+    perplexity: float | None = None  # exp(-mean log p) of the probe under the baseline; None without a baseline
 
 
 class AttackOutput(dict[str, Any]):

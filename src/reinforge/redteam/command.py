@@ -11,7 +11,7 @@ import click
 from reinforge.cli import finetune
 from reinforge.cli.eval import SPLITS
 from reinforge.cli.exits import Command
-from reinforge.cli.options import CONFIG_FILE, DATA, JSON, OUTPUT, OVERRIDE, GroupedCommand, option
+from reinforge.cli.options import CONFIG_FILE, DATA, JSON, OUTPUT, OVERRIDE, option
 from reinforge.cli.output import say, say_json
 from reinforge.runs.summary import RunSummary
 
@@ -46,10 +46,10 @@ def train_command(file: Path | None, **options: Any) -> None:
 
 
 command.add_command(
-    GroupedCommand(
+    Command(
         "train",
         callback=train_command,
-        params=finetune.command.params,
+        params=[each for each in finetune.command.params if each.name != "debug"],
         help=train_command.__doc__,
         short_help="Train the attacker of a file, and report the attacks.",
         context_settings={"show_default": True},

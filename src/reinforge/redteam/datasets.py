@@ -28,10 +28,8 @@ VARIABLE = "REINFORGE_ASTRA_DATA"
 
 @dataclass(frozen=True, slots=True)
 class AdvBenchPrompt:
-    goal: str
-    """What the target is asked for."""
-    target: str
-    """How a response begins that complies."""
+    goal: str  # what the target is asked for
+    target: str  # how a response begins that complies
 
 
 def _find_folder() -> Path:
@@ -96,8 +94,7 @@ class AstraPrompts(Sequence[Any]):
         return f"<the rows of {self.file}>"
 
 
-ADV_BENCH_PROMPTS = AstraPrompts("adv_bench_prompts.csv", _read_pairs)
-"""Harmful requests, as `AdvBenchPrompt`."""
+ADV_BENCH_PROMPTS = AstraPrompts("adv_bench_prompts.csv", _read_pairs)  # harmful requests, as `AdvBenchPrompt`
 ADV_BENCH_BASE_TASK_PROMPTS = AstraPrompts("task_prompts.json", _read_texts)
 """Beginnings of requests without their harmful part."""
 CONVOKIT_REDDIT_TRAIN = AstraPrompts("convokit_reddit_prompts_train.json", _read_texts)

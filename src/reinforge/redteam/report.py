@@ -17,8 +17,7 @@ from reinforge.files import replace_file, to_json
 from reinforge.safe_text import escape_controls
 
 NUM_EXAMPLES = 10
-EXAMPLE = ("opening", "turn", "probe", "response", "score", "perplexity")
-"""What an example in the report says."""
+EXAMPLE = ("opening", "turn", "probe", "response", "score", "perplexity")  # what an example in the report says
 JSON_FILE, TEXT_FILE = "attack_report.json", "attack_report.txt"
 
 
@@ -27,10 +26,8 @@ class Share:
     mean: float
     ci_low: float | None
     ci_high: float | None
-    count: int
-    """Number of conversations."""
-    num_openings: int
-    """Distinct openings of them, which the interval counts."""
+    count: int  # number of conversations
+    num_openings: int  # distinct openings of them, which the interval counts
 
     @classmethod
     def from_hits(cls, hits: Sequence[bool], openings: Sequence[str]) -> Share:

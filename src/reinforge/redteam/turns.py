@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from reinforge.types.request import Message
 
-Turn = tuple[str, str]
-"""Probe and response."""
+Turn = tuple[str, str]  # probe and response
 
 
 def build_attacker_messages(opening: str, turns: Sequence[Turn]) -> list[Message]:

@@ -23,8 +23,7 @@ from reinforge.types.steps import (
 )
 from reinforge.types.trajectory import OTHER_CHOICES, EpisodeItem, EpisodeItemRole, Trajectory
 
-WORKFLOW = "<workflow>"
-"""The function scope of calls made outside any named function."""
+WORKFLOW = "<workflow>"  # the function scope of calls made outside any named function
 
 
 _ROLES = {**{role.value: role for role in EpisodeItemRole}, "developer": EpisodeItemRole.SYSTEM}
@@ -133,8 +132,7 @@ def _build_prompt(items: Iterable[EpisodeItem]) -> ChatPrompt:
     return ChatPrompt(tuple(build_message(item) for item in items), None, -1)
 
 
-_CHAT_ROLES = {"environment": "user", "other": "user"}
-"""Chat roles for the episode roles that a chat does not have."""
+_CHAT_ROLES = {"environment": "user", "other": "user"}  # chat roles for the episode roles that a chat does not have
 _MESSAGE_FIELDS = ("tool_calls", "refusal", "tool_call_id", "name")
 
 

@@ -43,14 +43,10 @@ _http_logger.addFilter(
 )
 """Bytes that are not HTTP get a 400, and clients may disconnect; a traceback would tell the user nothing."""
 T = TypeVar("T")
-BODY_TIMEOUT_S = 60.0
-"""Seconds in which a request's body must have arrived."""
-IDLE_TIMEOUT_S = 75.0
-"""Seconds after which a connection without a whole request line and headers is closed."""
-LINGER_S = 2.0
-"""Seconds for which the rest of a refused body is read, so that the client sees the response."""
-MAX_ENDED = 10_000
-"""Most ended episodes whose clients are still told that the episode has ended."""
+BODY_TIMEOUT_S = 60.0  # seconds in which a request's body must have arrived
+IDLE_TIMEOUT_S = 75.0  # seconds after which a connection without a whole request line and headers is closed
+LINGER_S = 2.0  # seconds for which the rest of a refused body is read, so that the client sees the response
+MAX_ENDED = 10_000  # most ended episodes whose clients are still told that the episode has ended
 _PATH = re.compile(r"/episodes/(?P<id>[a-z0-9]{1,64})(?P<path>/.*)", re.DOTALL)
 _METHODS = "GET, HEAD, OPTIONS, POST"
 _UNREAD = {"connection": "close"}
@@ -134,7 +130,9 @@ class Gateway:
         async with access.slots:
             access.check_open()
             method = "GET" if request.method == "HEAD" else request.method
-            body = await self._read_body(request)
+            body = await read_body(
+                request, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s, expects=True
+            )
             _check_connected(request)
             response, reply = await access.answer(EndpointRequest(method, path, request.headers, body))
             written = _write(response)
@@ -170,9 +168,6 @@ class Gateway:
             message = "the API key is wrong or missing; send the episode's: `Authorization: Bearer KEY` or `x-api-key`"
             raise BadRequest(message, status=401, code="invalid_api_key")
         return access, path
-
-    async def _read_body(self, request: BaseRequest) -> bytes:
-        return await read_body(request, max_bytes=self._max_body_bytes, timeout_s=self._body_timeout_s, expects=True)
 
 
 class EpisodeGateway:

@@ -34,10 +34,8 @@ from reinforge.types.evaluation import MetricSummary, count_examples
 CONFIRM, SELECT = "confirm", "select"
 SCORING = ("eval.evaluators", "finetuning.reward_function", "finetuning.gate.num_samples")
 """Settings that decide what a score means, besides the models that evaluators ask."""
-NUM_DIGITS = 8
-"""Digits of a hash that are shown."""
-EVALUATORS = "evaluators"
-"""The fact of a run that holds evaluator -> hash of what decides its scores."""
+NUM_DIGITS = 8  # digits of a hash that are shown
+EVALUATORS = "evaluators"  # the fact of a run that holds evaluator -> hash of what decides its scores
 CLUSTERS = "clusters"
 """The fact of a run that holds example id -> its conversation or prompt, of held-out examples that share one."""
 
@@ -50,8 +48,7 @@ class ComparedMetric:
     first: MetricSummary
     second: MetricSummary
     difference: Improvement
-    is_comparable: bool = True
-    """False: the evaluator of this name is not the same in both runs."""
+    is_comparable: bool = True  # False: the evaluator of this name is not the same in both runs
 
     def describe_difference(self) -> tuple[str, str]:
         """Returns the difference with its interval, and the p-value, for a table."""
@@ -243,7 +240,7 @@ def list_settings(runs: Sequence[RunOverview]) -> dict[str, list[Any]]:
 
 def read_arms(first: Path, second: Path) -> tuple[str, list[Arm]]:
     """Returns the split on which two runs are compared, and the episodes of each."""
-    arms = [_read_arm(folder) for folder in (first, second)]
+    arms = [Arm(reader, reader.last_heads("confirm_tuned")) for reader in map(JournalReader, (first, second))]
     if all(arm.heads for arm in arms):
         return CONFIRM, arms
     return SELECT, [_read_last_validation(folder) for folder in (first, second)]
@@ -260,11 +257,6 @@ def _count_changed_scores(arms: Sequence[Arm], rescored: Rescored) -> list[str]:
                 "evaluators are noisy, or need more than the recorded output."
             )
     return notes
-
-
-def _read_arm(folder: Path) -> Arm:
-    reader = JournalReader(folder)
-    return Arm(reader, reader.last_heads("confirm_tuned"))
 
 
 def _read_last_validation(folder: Path) -> Arm:

@@ -11,10 +11,8 @@ from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import to_json
 from reinforge.runs.journal.reader import JournalReader
 
-MAX_COMPARED = 2000
-"""Keys that a misspelled key is compared with."""
-MAX_EXCERPT = 500
-"""Characters of a question, a reply or an expected answer that lists show and search."""
+MAX_COMPARED = 2000  # keys that a misspelled key is compared with
+MAX_EXCERPT = 500  # characters of a question, a reply or an expected answer that lists show and search
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ KINDS = {
     "COLLECT": COLLECT,
 }
 """The kind of work of a stage; the others take little time."""
-BEFORE = ("", "START", "LOAD")
-"""Stages before the first episode."""
+BEFORE = ("", "START", "LOAD")  # stages before the first episode
 TRAIN_FACTOR = 2.0
 """How long training on a group is guessed to take, as a multiple of its sampling, before it has been measured."""
 ENOUGH, PATIENCE_S = 0.1, 30.0

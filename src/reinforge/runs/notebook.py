@@ -18,8 +18,7 @@ from typing import Any, Protocol, cast
 from reinforge.runs.progress import Clock, PlainProgress
 from reinforge.runs.summary import RunSummary
 
-MAX_LINES = 20
-"""Lines of epochs and validations that are shown; the earlier ones are in `training_metrics.jsonl`."""
+MAX_LINES = 20  # lines of epochs and validations that are shown; the earlier ones are in `training_metrics.jsonl`
 
 
 class Display(Protocol):

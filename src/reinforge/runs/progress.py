@@ -33,8 +33,7 @@ Clock = Callable[[], float]
 FIRST_S, EVERY_S = 10.0, 60.0
 """Seconds until the first progress line of a file or a pipe and of each stage outside the epochs, and between two."""
 LIVE_LINE = "reinforge.runs.live_line:open_live_line"
-BAR = 20
-"""Characters of a bar in a line of text."""
+BAR = 20  # characters of a bar in a line of text
 
 
 class RunProgress(Protocol):

@@ -21,8 +21,7 @@ from reinforge.runs.run_folder import is_in_use
 
 MAX_LISTED = 5
 
-PARTIAL_REMOVAL = re.compile(rf"{re.escape(TRASH)}.+-\d+-\d+")
-"""Name of a run folder whose removal was interrupted."""
+PARTIAL_REMOVAL = re.compile(rf"{re.escape(TRASH)}.+-\d+-\d+")  # name of a run folder whose removal was interrupted
 
 
 def find_partial_removals(output_dir: Path) -> list[Path]:

@@ -16,10 +16,8 @@ from reinforge.runs.rows import EpochMetrics, ValidationRow
 from reinforge.runs.summary import RunSummary
 from reinforge.safe_text import escape_markdown
 
-SAYS_NOTHING = ("", "unknown", "100%")
-"""Cells of a column that is left out if it has no others."""
-MAX_ROWS = 20
-"""Longer tables show their first and last rows."""
+SAYS_NOTHING = ("", "unknown", "100%")  # cells of a column that is left out if it has no others
+MAX_ROWS = 20  # longer tables show their first and last rows
 
 LEGEND = {
     "groups kept": "*Groups kept*: groups trained on, of all that were collected.",

@@ -17,8 +17,7 @@ from reinforge.types.evaluation import MetricSummary
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 from reinforge.types.trajectory import Outcome
 
-BASELINE = -1
-"""The epoch of everything that happens before the first one."""
+BASELINE = -1  # the epoch of everything that happens before the first one
 PHASES = {
     "COLLECT": "collect",
     "BASELINE": "validate",
@@ -291,8 +290,7 @@ def choose_best_validation(validations: Sequence[ValidationRow], metric: str | N
     return min(scored, key=lambda pair: (-pair[0], pair[1].epoch))[1]
 
 
-GUARD = "GUARD"
-"""The stage under which the journal keeps them."""
+GUARD = "GUARD"  # the stage under which the journal keeps them
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ from reinforge.runs.summary import RunSummary, describe_resume, load_summary
 RUNNING, INTERRUPTED, DAMAGED, COMPLETED = "running", "interrupted", "damaged", "completed"
 LABELS = ".labels.json"
 """The file of a run folder with the tags and the note that a user gave it; not in the manifest, since it may change."""
-MAX_TAGS, MAX_LABEL = 20, 500
-"""Tags of a run, and characters of a tag or a note."""
+MAX_TAGS, MAX_LABEL = 20, 500  # tags of a run, and characters of a tag or a note
 NOT_STARTED = "the run stopped during startup"
 PARTIAL_FILE = re.compile(r"\..+\.tmp-\d+")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)

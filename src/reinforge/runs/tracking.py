@@ -23,8 +23,7 @@ from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
 from reinforge.runs.summary import STAGE_NAMES, RunSummary
 from reinforge.types.tracking import MetricPoint, TrackedRun
 
-SENT = "sent_to_"
-"""Facts of a run with this prefix hold the last step of each metric that was sent to a tracker."""
+SENT = "sent_to_"  # facts of a run with this prefix hold the last step of each metric that was sent to a tracker
 FINISH_S, STOP_S = 30.0, 4.0
 """Seconds to wait for the trackers at the end of a run, and of one that was stopped, which must end within seconds."""
 VALIDATIONS = ("BASELINE", "VALIDATE")

@@ -21,8 +21,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.rollout.http.access import HOST_NAMES, AccessKey, is_loopback, read_key, split_host
 from reinforge.serving.routes import ApiError
 
-OPEN_PATHS = frozenset({"/healthz"})
-"""Paths that need no key."""
+OPEN_PATHS = frozenset({"/healthz"})  # paths that need no key
 PAGE = "/"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?")
 PREFLIGHT = {"access-control-allow-methods": "GET, POST, DELETE", "access-control-max-age": "600"}
@@ -134,8 +133,7 @@ def _list_own_names() -> set[str]:
 
 OPTION = "--token_file"
 MAX_BYTES = 4096
-LEAST_CHARACTERS = 16
-"""Shorter keys can be guessed."""
+LEAST_CHARACTERS = 16  # shorter keys can be guessed
 
 
 def read_token(name: str | None) -> str | None:

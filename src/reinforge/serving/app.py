@@ -51,17 +51,13 @@ _http_logger = logging.getLogger(f"{__name__}.http")
 _http_logger.addFilter(
     lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 )
-LINGER_S = 2.0
-"""Seconds for which the rest of a refused body is read, so that the client sees the response."""
+LINGER_S = 2.0  # seconds for which the rest of a refused body is read, so that the client sees the response
 SHUTDOWN_S = 3.0
 """Seconds that requests in flight have to end when the server stops; then streams and sampling are cut off."""
-ABORTED_S = 1.0
-"""Seconds that requests which were cut off have to clean up."""
-TRIM_S = 30.0
-"""Seconds between two times at which freed memory is returned to the system."""
+ABORTED_S = 1.0  # seconds that requests which were cut off have to clean up
+TRIM_S = 30.0  # seconds between two times at which freed memory is returned to the system
 REQUEST_ID = "x-request-id"
-CLIENT_CLOSED = 499
-"""Counted for requests whose client disconnected before the response."""
+CLIENT_CLOSED = 499  # counted for requests whose client disconnected before the response
 
 
 STATIC = {"chat.html": "text/html", "chat.js": "text/javascript", "chat.css": "text/css"}

@@ -51,8 +51,7 @@ from reinforge.types.episode import ModelCall
 from reinforge.types.request import CLIENT, ModelReply, ModelRequest, ReplyDelta
 
 COMPLETIONS, MESSAGES, COUNT = "/v1/completions", "/v1/messages", "/count_tokens"
-MAX_RETRY_S = 60
-"""Longest `Retry-After`: beyond it, the official clients choose their own time."""
+MAX_RETRY_S = 60  # longest `Retry-After`: beyond it, the official clients choose their own time
 _PREFIXES = {"/v1/chat/completions": "chatcmpl-", COMPLETIONS: "cmpl-"}
 
 
@@ -160,8 +159,7 @@ class ModelCaller:
 
 
 Part = tuple[int, ReplyDelta | ModelReply]
-PIECES_AT_ONCE = 64
-"""Events of a finished reply that are written before other requests get their turn."""
+PIECES_AT_ONCE = 64  # events of a finished reply that are written before other requests get their turn
 
 
 class ReplyStream:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reinforge.cli.exits import exit_on_error
-from reinforge.cli.options import DEBUG, LIMITS, OUTPUT_DIR, GroupedCommand, option, parse_existing_file
+from reinforge.cli.exits import Command
+from reinforge.cli.options import LIMITS, OUTPUT_DIR, option, parse_existing_file
 from reinforge.cli.output import say, say_as_is
 from reinforge.cli.process import leave
 from reinforge.registry import load_named
@@ -31,8 +31,7 @@ PROTOCOLS = {
     "tinker": "reinforge.protocols.tinker.server.api:make_tinker",
 }
 """Option -> what makes its part of the server."""
-ACCESS, TRAINING, UPSTREAM = "Access", "Training", "Upstream"
-"""Titles of groups of options."""
+ACCESS, TRAINING, UPSTREAM = "Access", "Training", "Upstream"  # titles of groups of options
 
 
 def _parse_url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -44,7 +43,7 @@ def _parse_url(context: click.Context, parameter: click.Parameter, value: str | 
         raise click.BadParameter(str(error), context, parameter) from None
 
 
-@click.command("serve", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("serve", cls=Command, context_settings={"show_default": True})
 @click.argument("models", metavar="MODEL|RUN...", nargs=-1)
 @option("host", default="127.0.0.1", group=ACCESS, help="Address to listen on; any other one needs --token_file.")
 @option("port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, group=ACCESS, help="TCP port; 0: any free one.")
@@ -166,8 +165,7 @@ def _parse_url(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
 @OUTPUT_DIR
-@DEBUG
-def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: Any) -> None:
+def command(models: tuple[str, ...], output_dir: str, **options: Any) -> None:
     """Serve models to any client of OpenAI's or Anthropic's API, and to a chat page in the browser.
 
     Each MODEL|RUN is a run (`last`: the newest), a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or
@@ -193,13 +191,12 @@ def command(models: tuple[str, ...], output_dir: str, debug: bool, **options: An
         raise click.UsageError("--record keeps what an upstream answers; add --upstream URL or --fallback URL")
     if options["record"] is None and options["record_config"] is not None:
         raise click.UsageError("--record_config says what --record keeps; add --record FOLDER")
-    with exit_on_error(as_json=False, debug=debug):
-        try:
-            asyncio.run(_serve(models, Path(output_dir), options) if models else _pass_on(options))
-            code = 128 + signal.SIGTERM
-        except KeyboardInterrupt:
-            code = 128 + signal.SIGINT
-        leave(code, at_once=True)  # everything is closed; Python would take seconds to free the models
+    try:
+        asyncio.run(_serve(models, Path(output_dir), options) if models else _pass_on(options))
+        code = 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    leave(code, at_once=True)  # everything is closed; Python would take seconds to free the models
 
 
 async def _pass_on(options: dict[str, Any]) -> None:

@@ -45,8 +45,7 @@ logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
 MODEL = "MODEL"
-OWN_ADAPTER = "default"
-"""The adapter with which an engine was loaded."""
+OWN_ADAPTER = "default"  # the adapter with which an engine was loaded
 T = TypeVar("T")
 
 
@@ -81,19 +80,13 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions(LoadSettings):
-    """What the command line says about the models and about training.
-
-    Attributes:
-        token: The server's key; None: it has none.
-        max_tokens: Maximum tokens of a reply; None: 1024 in reinforcement jobs.
-        lora_rank: Rank of the adapters; 0: all weights are trained.
-    """
+    """What the command line says about the models and about training."""
 
     sources: tuple[str, ...] = ()
     data_dir: Path = Path(".reinforge/serve")
-    token: str | None = None
-    max_tokens: int | None = None
-    lora_rank: int = 16
+    token: str | None = None  # the server's key; None: it has none
+    max_tokens: int | None = None  # maximum tokens of a reply; None: 1024 in reinforcement jobs
+    lora_rank: int = 16  # rank of the adapters; 0: all weights are trained
     max_rank: int = 32
     max_jobs: int = 1
     max_models: int = 4

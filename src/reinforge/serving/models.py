@@ -25,10 +25,8 @@ from reinforge.types.episode import ModelCall
 from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.sample import FloatArray
 
-NAMES_SHOWN = 20
-"""Maximum names of models in a message."""
-WatchCall = Callable[[ModelCall, "ServedModel"], None]
-"""Called for every finished call."""
+NAMES_SHOWN = 20  # maximum names of models in a message
+WatchCall = Callable[[ModelCall, "ServedModel"], None]  # called for every finished call
 FindPolicy = Callable[[str], "PolicyServer | ServedModel | None"]
 """Returns the policy of a name that no model has, or the model of which it is another name; None: it does not know the
 name either."""
@@ -36,19 +34,13 @@ name either."""
 
 @dataclass(eq=False)
 class ServedModel:
-    """One name and the policy behind it.
-
-    Attributes:
-        root: The model that it was trained from; None: unknown, or it was not trained here.
-        close: Frees the model once it is removed; None: its owner does.
-        created_s: Unix time at which it was added.
-    """
+    """One name and the policy behind it."""
 
     name: str
     policy: PolicyServer
-    root: str | None = None
-    close: Callable[[], Awaitable[None]] | None = None
-    created_s: float = field(default_factory=time.time)
+    root: str | None = None  # the model that it was trained from; None: unknown, or it was not trained here
+    close: Callable[[], Awaitable[None]] | None = None  # frees the model once it is removed; None: its owner does
+    created_s: float = field(default_factory=time.time)  # Unix time at which it was added
 
     def __post_init__(self) -> None:
         self.llm = PolicyLLM(lambda: self.policy)

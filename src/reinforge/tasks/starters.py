@@ -43,8 +43,7 @@ CHAT_TEMPLATE = (
 
 logger = logging.getLogger(__name__)
 
-STEPS_PER_UPDATE = 25
-"""Optimizer steps whose samples are built at once."""
+STEPS_PER_UPDATE = 25  # optimizer steps whose samples are built at once
 
 
 @dataclass(frozen=True, slots=True)

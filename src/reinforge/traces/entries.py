@@ -18,8 +18,7 @@ from typing import Any, Literal, Self
 from reinforge.types.request import Message
 
 Record = Mapping[str, Any]
-UNREADABLE = "unreadable"
-"""Role of a loose message that stands for one which could not be read."""
+UNREADABLE = "unreadable"  # role of a loose message that stands for one which could not be read
 
 
 class UnreadableRecordError(Exception):

@@ -32,8 +32,7 @@ ROLES = {
     ),
 }
 """Names of roles, in lower case, and the role in OpenAI's format."""
-SYSTEM_FIELDS = ("system", "system_prompt", "instructions")
-"""Fields of a request with its system prompt."""
+SYSTEM_FIELDS = ("system", "system_prompt", "instructions")  # fields of a request with its system prompt
 _PROMPT_WORDS = re.compile(r'"(?:messages|role|content|parts|kwargs)"\s*:')
 _REPLY_WORDS = re.compile(r'"(?:choices|generations|messages?|role|parts|kwargs|tool_calls|function_call)"\s*:')
 _TEXT_BLOCKS = ("text", "input_text", "output_text")

@@ -113,8 +113,7 @@ class OpenTelemetry(ExportFormat):
 
 
 Events = list[tuple[str, dict[str, Any]]]
-Place = Mapping[str, Any]
-"""Trace, start and conversation of a span."""
+Place = Mapping[str, Any]  # trace, start and conversation of a span
 
 
 def _first(attributes: Record, *names: str) -> Any:

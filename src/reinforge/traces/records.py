@@ -22,8 +22,7 @@ CONTENT_KEYS = frozenset(
     ("id", "messages", "conversations", "prompt", "input", "inputs", "attributes", "observations", "scores", "run_type")
 )
 """Fields of an object that is a record itself, whatever lists it has."""
-BATCH_KEYS = ("resourceSpans", "resourceLogs")
-"""Fields whose items stay wrapped, since they say what the items are."""
+BATCH_KEYS = ("resourceSpans", "resourceLogs")  # fields whose items stay wrapped, since they say what the items are
 REST = "the rest of the file is not read; repair it here and import it again"
 FIRST_LINE_CHARS = 500_000
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".log", ".txt")

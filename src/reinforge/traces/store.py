@@ -53,8 +53,7 @@ WHERE (level = 'record' AND target IN (SELECT value FROM json_each(?)))
 """
 
 
-StoredExchange = tuple[Exchange | ComparedReplies, str]
-"""An exchange and where it was read."""
+StoredExchange = tuple[Exchange | ComparedReplies, str]  # an exchange and where it was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,7 @@ class RatingSummary:
     low: float
     high: float
     mean: float
-    is_binary: bool
-    """True if every value is -1, 0 or 1."""
+    is_binary: bool  # True if every value is -1, 0 or 1
 
 
 class CallStore:

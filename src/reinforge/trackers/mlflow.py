@@ -14,8 +14,7 @@ from reinforge.registry import register_tracker
 from reinforge.trackers.packages import require_package
 from reinforge.types.tracking import MetricPoint, TrackedRun
 
-KEY = "reinforge.run"
-"""Tag with the key of the run."""
+KEY = "reinforge.run"  # tag with the key of the run
 STATUSES = {"completed": "FINISHED", "failed": "FAILED"}
 MAX_PARAM_CHARACTERS, MAX_PARAMS = 500, 100
 

@@ -15,8 +15,7 @@ from reinforge.registry import register_tracker
 from reinforge.trackers.packages import require_package
 from reinforge.types.tracking import MetricPoint, TrackedRun
 
-STEP = "optimizer_step"
-"""The x-axis of every chart; W&B's own step only counts calls."""
+STEP = "optimizer_step"  # the x-axis of every chart; W&B's own step only counts calls
 
 
 class WandbConfig(TrackerConfig, name="wandb"):

@@ -31,8 +31,7 @@ from reinforge.trainer.shutdown import build_interruption, is_loop_running, run_
 
 LLM = "agent"
 REWARD = "reward"
-START_S = 5.0
-"""Seconds that the thread of a run may take to start, before Ctrl-C leaves it alone."""
+START_S = 5.0  # seconds that the thread of a run may take to start, before Ctrl-C leaves it alone
 
 Rows = Sequence[Mapping[str, Any]]
 

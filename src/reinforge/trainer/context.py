@@ -32,25 +32,19 @@ if TYPE_CHECKING:
     from reinforge.trainer.guards import GuardWatch
 
 
-CLOCK_SLACK_S = 0.1
-"""How much earlier than the run's clock the event loop's may end a wait."""
+CLOCK_SLACK_S = 0.1  # how much earlier than the run's clock the event loop's may end a wait
 
-END = "END"
-"""The stage after the work, in which the files are written; the progress display does not show it."""
+END = "END"  # the stage after the work, in which the files are written; the progress display does not show it
 
-RESERVED = 1.25
-"""How many times the measured time and tokens of a verdict are kept for it."""
+RESERVED = 1.25  # how many times the measured time and tokens of a verdict are kept for it
 
 TALLIED = {"BASELINE", "COLLECT", "VALIDATE", "CONFIRM_BASE", "CONFIRM_TUNED", "CONFIRM_REFERENCE"}
 """Stages that run episodes; the refills of an epoch belong to its first collection."""
 
 
-NUM_PROBED = 64
-"""Episodes of a phase that are checked for a dialogue between agents: the first ones may have failed."""
-STAGES_OF_BASE = {"BASELINE", "CONFIRM_BASE"}
-"""Stages that run the base model on held-out examples."""
-MIN_EPISODES = 4
-"""With fewer episodes, equal rewards say nothing about the evaluator."""
+NUM_PROBED = 64  # episodes of a phase that are checked for a dialogue between agents: the first ones may have failed
+STAGES_OF_BASE = {"BASELINE", "CONFIRM_BASE"}  # stages that run the base model on held-out examples
+MIN_EPISODES = 4  # with fewer episodes, equal rewards say nothing about the evaluator
 MAX_SHOWN_CHARACTERS = 160
 
 

@@ -25,17 +25,13 @@ from reinforge.trainer.guards import (
     measure_train_select_gap,
 )
 
-MAX_REASONS = 3
-"""If more is changed at once, nothing shows which change helped."""
-FEW_STEPS = 20
-"""Twice the default warmup of 10 steps: with fewer, most steps had a reduced learning rate."""
+MAX_REASONS = 3  # if more is changed at once, nothing shows which change helped
+FEW_STEPS = 20  # twice the default warmup of 10 steps: with fewer, most steps had a reduced learning rate
 SMALL_GAIN = 0.05
 """Nats a token by which all jobs together moved log-probs with the advantages (`direction`): 5 % in probability. In
 runs of the bundled models that improved it was 0.5 or more."""
-MIN_VALIDATIONS = 3
-"""With fewer, that the last is the best says nothing about a trend."""
-MAX_MORE_EXAMPLES = 10
-"""An effect that needs more than this many times the confirm examples cannot be told from none."""
+MIN_VALIDATIONS = 3  # with fewer, that the last is the best says nothing about a trend
+MAX_MORE_EXAMPLES = 10  # an effect that needs more than this many times the confirm examples cannot be told from none
 IMPROVE = "`reinforge improve FILE` tries several learning rates, adapters and group sizes"
 
 

@@ -43,8 +43,7 @@ from reinforge.types.evaluation import EvalInputItem, EvaluationReport, MetricSu
 Arms = tuple[EvaluationReport, EvaluationReport]
 
 ASSUMPTION = "for scores of 0 and 1 that change on a quarter of the examples"
-WIDE = 0.1
-"""Above this, the smallest improvement that can be shown comes with the advice how to lower it."""
+WIDE = 0.1  # above this, the smallest improvement that can be shown comes with the advice how to lower it
 MIN_PAIRS = 6  # 2 / 2^6 <= 0.05 < 2 / 2^5
 
 
@@ -246,8 +245,7 @@ def _format_ends(low: float, high: float) -> str:
     return f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
-MODEL = "model"
-"""The folder of the promoted model."""
+MODEL = "model"  # the folder of the promoted model
 
 
 class BaseComparison:

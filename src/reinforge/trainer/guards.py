@@ -111,13 +111,11 @@ def describe_halt(config: GuardsConfig, event: GuardEvent) -> str:
     )
 
 
-SOLVED = 0.9
-"""From this mean reward on, groups without signal are more likely solved than too hard."""
+SOLVED = 0.9  # from this mean reward on, groups without signal are more likely solved than too hard
 LEARNING_RATE = "finetuning.policy.optimizer.learning_rate"
 SOME_SIGNAL = 0.25
 """If a smaller share of the groups has signal, even of large ones, most of what is sampled is thrown away."""
-MAX_CUT = 0.3
-"""Share of replies that are cut off above which the prompt or max_tokens comes first."""
+MAX_CUT = 0.3  # share of replies that are cut off above which the prompt or max_tokens comes first
 
 
 @dataclass(frozen=True, slots=True)

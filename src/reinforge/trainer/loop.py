@@ -58,8 +58,7 @@ from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 logger = logging.getLogger(__name__)
 
 METRICS = "training_metrics.jsonl"
-FOLLOW_S = 1.0
-"""Seconds between two looks at a job in this process."""
+FOLLOW_S = 1.0  # seconds between two looks at a job in this process
 
 
 class EpochTrainerConfig(TrainerConfig, name="epoch"):
@@ -315,7 +314,8 @@ class EpochTrainer(Trainer):
             groups, config.min_reward_diff, compares, has_signal, needs_tokens=is_run or is_recorded
         )
         kept = selection.kept
-        tells_difficulty = self._tells_difficulty(groups, epoch)
+        # the rewards of a stage on rows do not say how hard an example is to solve
+        tells_difficulty = find_stage(self.run_config, epoch) is None or self.trajectory_builder.example_rewards(groups)
         if tells_difficulty:
             self._example_filter.record_rewards(groups, kept)
         outside: list[TrajectoryGroup] = []
@@ -336,10 +336,6 @@ class EpochTrainer(Trainer):
             state["mean_rewards"] = dict(self._example_filter.mean_rewards)
         self._selection = replace(selection, kept=kept, outside=outside)
         return TrajectoryCollection.from_groups(kept, trajectory_collection.run_id, epoch)
-
-    def _tells_difficulty(self, groups: Sequence[TrajectoryGroup], epoch: int) -> bool:
-        """Returns False in a stage of a pipeline on rows, whose rewards do not say how hard an example is to solve."""
-        return find_stage(self.run_config, epoch) is None or bool(self.trajectory_builder.example_rewards(groups))
 
     async def _await(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         self.context.begin_stage("AWAIT", epoch)

@@ -21,8 +21,7 @@ from reinforge.types.job import TrainingJobRef
 from reinforge.types.trajectory import TrajectoryCollection
 
 T = TypeVar("T")
-OTHER = "TRAINER"
-"""The stage between the known calls."""
+OTHER = "TRAINER"  # the stage between the known calls
 
 
 class TrainerObserver:

@@ -43,8 +43,7 @@ NUM_EPOCHS = "finetuning.num_epochs"
 MAX_LISTED_CHANGES = 10
 
 ALLOW = "--allow_config_change (in Python: allow_config_change=True)"
-PROVENANCE = "provenance"
-"""The fact of a run that holds its `Provenance`."""
+PROVENANCE = "provenance"  # the fact of a run that holds its `Provenance`
 
 
 def load_run_config(

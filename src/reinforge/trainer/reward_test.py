@@ -36,11 +36,9 @@ from reinforge.types.evaluation import EvalInputItem
 
 EXPECTED, REAL = "expected", "real"
 """Kinds of answers that are not attacks: the dataset's, and those that were given or sampled."""
-WRONG = "wrong"
-"""Given answers with `label: false`."""
+WRONG = "wrong"  # given answers with `label: false`
 
-MAX_SHOWN = 10
-"""Answers that scored too high and are printed, for each evaluator."""
+MAX_SHOWN = 10  # answers that scored too high and are printed, for each evaluator
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +239,10 @@ class _Bench:
         ]
         scored = [*honest, *await self._score_all(bad)]
         limits = _find_limits(scored, options.max_score)
-        return [_with_limit(each, limits) for each in scored]
+        return [
+            replace(each, limit=limits.get((each.evaluator, each.example_id)) if each.is_attack else None)
+            for each in scored
+        ]
 
     async def _score_all(self, answers: Iterable[CandidateAnswer]) -> list[ScoredAnswer]:
         pairs = [(name, each) for name in self.evaluators for each in answers]
@@ -291,10 +292,6 @@ def _find_limits(scored: Sequence[ScoredAnswer], max_score: float | None) -> dic
     return {
         key: (lowest[key[0]] + statistics.fmean(kinds.get(EXPECTED) or kinds[REAL])) / 2 for key, kinds in good.items()
     }
-
-
-def _with_limit(scored: ScoredAnswer, limits: Mapping[tuple[str, str], float]) -> ScoredAnswer:
-    return replace(scored, limit=limits.get((scored.evaluator, scored.example_id)) if scored.is_attack else None)
 
 
 async def _get_evaluators(builder: ComponentBuilder, options: RewardTestOptions) -> dict[str, Evaluator]:

@@ -88,8 +88,7 @@ class _LogStream(io.TextIOBase):
         return len(text)
 
 
-WATCHDOG_S = 5.0
-"""Seconds between two checks."""
+WATCHDOG_S = 5.0  # seconds between two checks
 
 
 @contextlib.contextmanager

@@ -44,16 +44,12 @@ INTERRUPT = getattr(signal, "SIGURG", None)
 
 OBSERVER = Path(processes.__file__).with_name("signal_observer.py")
 TICK_S = 0.25
-STOP_S = 7.0
-"""Seconds that a run has to stop; with `RECORD_S` it stays below the 10 s that are promised."""
-SAVE_S = 120.0
-"""Seconds that it has to stop while it writes a checkpoint."""
-RECORD_S = 2.0
-"""Seconds that recording the end of a run may take."""
+STOP_S = 7.0  # seconds that a run has to stop; with `RECORD_S` it stays below the 10 s that are promised
+SAVE_S = 120.0  # seconds that it has to stop while it writes a checkpoint
+RECORD_S = 2.0  # seconds that recording the end of a run may take
 MIN_BLOCKED_S = 1.0
 """Seconds for which any code may block the event loop: on a busy machine, that is not always its fault."""
-BLOCKED_AT_STOP_S = 2.0
-"""Seconds for which an agent may block the event loop of a run that stops."""
+BLOCKED_AT_STOP_S = 2.0  # seconds for which an agent may block the event loop of a run that stops
 
 
 class ShutdownThread:

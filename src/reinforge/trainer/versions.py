@@ -181,8 +181,7 @@ NUM_CANARY_PROMPTS = 4
 CANARY_CHARACTERS = 2000
 """Maximum number of characters of all prompts together, so that the check takes a small share of a job."""
 PROBE_TOKENS = 4
-PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]
-"""The prompt if none of the agent's is known yet."""
+PROBE: list[Message] = [{"role": "user", "content": "1 2 3"}]  # the prompt if none of the agent's is known yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,7 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     observation: Observation = field(default_factory=Observation)
-    reward: float | None = None
-    """Reward of this step; None: none yet. An episode's reward is the sum."""
+    reward: float | None = None  # reward of this step; None: none yet. An episode's reward is the sum
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     """Whatever else is known; the numbers of the last step are metrics of the episode."""

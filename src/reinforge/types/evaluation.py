@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from reinforge.types.steps import IntermediateStep
 
-MAX_SCORE = 1e9
-"""Largest absolute score and reward. Squares and sums of such numbers stay finite, even in float32."""
+MAX_SCORE = 1e9  # largest absolute score and reward. Squares and sums of such numbers stay finite, even in float32
 
 
 class EvalInputItem(BaseModel):

@@ -10,8 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-REPORTED_REWARD = "reported_reward"
-"""Key in the data of a mark under which the agent reports its own reward."""
+REPORTED_REWARD = "reported_reward"  # key in the data of a mark under which the agent reports its own reward
 
 
 class LLMFrameworkEnum(StrEnum):

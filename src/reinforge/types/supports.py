@@ -13,8 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_SUPPORT = 1024
-"""Maximum number of kept tokens to record for a sampling filter; a position with more is not trained."""
+MAX_SUPPORT = 1024  # maximum number of kept tokens to record for a sampling filter; a position with more is not trained
 
 Support = NDArray[np.int32] | bytes
 """The kept tokens of one position: their sorted ids, or one bit per token of the vocabulary, the lowest id first."""

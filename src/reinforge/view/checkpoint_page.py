@@ -12,8 +12,7 @@ from reinforge.runs.run_folder import RunOverview, format_size, measure_size
 from reinforge.view.documents import build_anchor, build_link, build_run_path
 from reinforge.view.episode_table import EpisodeTable, format_number, name_epoch
 
-USES = ("chat", "serve")
-"""Commands that take the folder of a checkpoint."""
+USES = ("chat", "serve")  # commands that take the folder of a checkpoint
 
 
 def build_checkpoint_page(overview: RunOverview, table: EpisodeTable) -> list[Content]:

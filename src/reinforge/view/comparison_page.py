@@ -30,16 +30,12 @@ from reinforge.runs.run_folder import RunOverview
 from reinforge.view.documents import build_anchor, build_document, build_run_path
 from reinforge.view.episode_pages import build_episode_link
 
-MAX_EXAMPLES = 25
-"""Examples of each direction that are listed."""
-MAX_SETTINGS = 12
-"""More settings that differ are folded."""
-MAX_VALUE = 200
-"""Characters of a value, which may be a whole dataset."""
+MAX_EXAMPLES = 25  # examples of each direction that are listed
+MAX_SETTINGS = 12  # more settings that differ are folded
+MAX_VALUE = 200  # characters of a value, which may be a whole dataset
 MAX_RUNS = 6
 VALIDATION, TRAINING = "validation reward", "training reward"
-Curves = dict[str, dict[str, list[Point]]]
-"""Metric -> name of a run -> its curve."""
+Curves = dict[str, dict[str, list[Point]]]  # metric -> name of a run -> its curve
 
 
 def build_comparison(runs: Sequence[RunOverview], found: RunComparison | None, metric: str) -> Element:

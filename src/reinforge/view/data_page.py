@@ -12,11 +12,9 @@ from reinforge.runs.run_folder import RunOverview
 from reinforge.view.documents import build_anchor, build_link, build_run_path
 from reinforge.view.episode_table import EpisodeTable, name_epoch, name_split
 
-MAX_EXAMPLES = 25
-"""The most difficult examples that are listed."""
+MAX_EXAMPLES = 25  # the most difficult examples that are listed
 CLASSES = {"always solved": "line-3", "sometimes": "line-1", "never": "line-2"}
-CONTAMINATION = "contamination"
-"""The guard that searches for held-out examples that repeat a training example."""
+CONTAMINATION = "contamination"  # the guard that searches for held-out examples that repeat a training example
 Counts = dict[str, dict[int, list[int]]]
 """Example -> epoch -> how many of its episodes solved it, and how many have a reward; in the order of the run."""
 

@@ -25,8 +25,7 @@ from reinforge.view.episode_table import (
     name_split,
 )
 
-FIRST_ROWS = 100
-"""Rows that the page itself holds; `view.js` asks for the others."""
+FIRST_ROWS = 100  # rows that the page itself holds; `view.js` asks for the others
 MAX_OTHERS, MAX_PROMPTS = 60, 3
 
 

@@ -25,10 +25,8 @@ from reinforge.safe_text import to_printable
 
 COLLECT, FAILED = "collect", "failed"
 DEFAULT_ORDER, BASELINE_NAME = "when", "baseline"
-MAX_CELL = 160
-"""Characters of a string in a row."""
-NUM_READ = 1000
-"""Episodes whose excerpts are read at once."""
+MAX_CELL = 160  # characters of a string in a row
+NUM_READ = 1000  # episodes whose excerpts are read at once
 _SPLITS = {"collect": "train", "validate": "select"}
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError)
 """Raised by what an episode holds if that is damaged; its own page says so."""

@@ -33,8 +33,7 @@ from reinforge.view.episode_table import EpisodeTable
 CONFIG = "config.yml"
 CHANGING = (JOURNAL, f"{JOURNAL}-wal", "summary.json", CONFIG, LABELS)
 """Files of which at least one changes with everything that a page shows."""
-MAX_KEPT = 4
-"""Runs whose lists of episodes, and whose tokenizers, are kept in memory."""
+MAX_KEPT = 4  # runs whose lists of episodes, and whose tokenizers, are kept in memory
 
 T = TypeVar("T")
 Version = tuple[object, ...]

@@ -19,8 +19,7 @@ from reinforge.view.episode_table import COLLECT, EpisodeTable, name_epoch, name
 
 NUM_BINS, MAX_ROWS = 10, 40
 NUM_SHADES = 5
-Place = tuple[str, int]
-"""Phase and epoch."""
+Place = tuple[str, int]  # phase and epoch
 
 
 def build_reward_page(overview: RunOverview, table: EpisodeTable) -> list[Content]:

@@ -14,8 +14,7 @@ from reinforge.runs.page.elements import Content, build, build_table, draw_inter
 from reinforge.runs.run_folder import RunOverview, format_local_time
 from reinforge.view.documents import Live, build_anchor, build_document, build_link, build_run_path
 
-WIDTH, HEIGHT = 56, 18
-"""Size of the line of rewards."""
+WIDTH, HEIGHT = 56, 18  # size of the line of rewards
 WORDS = ("run", "status", "task", "model", "algorithm")
 NUMBERS = ("before → after", "improvement", "epochs", "minutes", "started")
 """Columns that can be sorted by, beside the boxes that select runs; of numbers, the largest comes first."""

@@ -41,12 +41,9 @@ from reinforge.view.run_page import build_run_page
 from reinforge.view.stability_page import build_stability_page
 from reinforge.view.token_scores import TokenScorer, find_first_model
 
-POLL_S = 2.0
-"""Seconds between two looks at the files of an open page's run."""
-HEARTBEAT_POLLS = 8
-"""Looks without a change after which a comment keeps the connection open."""
-MAX_PAGE = 500
-"""Maximum rows of one answer."""
+POLL_S = 2.0  # seconds between two looks at the files of an open page's run
+HEARTBEAT_POLLS = 8  # looks without a change after which a comment keeps the connection open
+MAX_PAGE = 500  # maximum rows of one answer
 STATIC = {
     "view.js": "text/javascript",
     "charts.js": "text/javascript",

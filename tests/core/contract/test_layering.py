@@ -55,7 +55,13 @@ NESTED = {
     *(f"tasks.{name}" for name in ("debate", "front_desk", "help_desk", "projects", "self_test", "shop", "tickets")),
 }
 """Folders of a core package that stand around it."""
-HOSTS = {"protocols": {"serving"}, "serving": {"routing"}, "traces": {"routing"}, "tasks.front_desk": {"redteam"}, "tasks.projects": {"tasks.help_desk", "tasks.shop"}}
+HOSTS = {
+    "protocols": {"serving"},
+    "serving": {"routing"},
+    "traces": {"routing"},
+    "tasks.front_desk": {"redteam"},
+    "tasks.projects": {"tasks.help_desk", "tasks.shop"},
+}
 """Packages around the core that build on others: `reinforge serve` hosts the servers of the protocols."""
 RANK = {name: rank for rank, names in enumerate(CORE) for name in names}
 NEIGHBORS_MAY_IMPORT = {("errors", "types"), ("types", "errors")}

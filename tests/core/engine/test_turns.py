@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from reinforge.engine.sampling import sampler as sampler_module
-from reinforge.engine.sampling.running_batch import SampleRequest, take_turns
+from reinforge.engine.sampling.admission import take_turns
+from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.types.request import CLIENT, SamplingParams
 from tests.architectures import make_tiny_architecture
 from tests.engines import load_engine, measure_error

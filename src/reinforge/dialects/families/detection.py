@@ -15,11 +15,9 @@ class KnownFamily(NamedTuple):
     """A family, which is imported for its own templates alone."""
 
     tool_format: ToolFormat
-    name: str
-    """Module and class."""
+    name: str  # module and class
     options: dict[str, Any]
-    matches: Callable[[str], bool]
-    """Returns True if a chat template is this family's."""
+    matches: Callable[[str], bool]  # returns True if a chat template is this family's
 
 
 _DEEPSEEK, _MISTRAL = "<｜tool▁calls▁begin｜>", "[TOOL_CALLS]"

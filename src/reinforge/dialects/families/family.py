@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 from reinforge.bounded import decode_json
 from reinforge.types.request import Message
 
-Call = tuple[str, dict[str, Any]]
-"""Name and arguments of a tool call."""
+Call = tuple[str, dict[str, Any]]  # name and arguments of a tool call
 
 
 class ToolFormat(StrEnum):
@@ -142,8 +141,7 @@ class Family(ABC):
 
 
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-MAX_TYPE_DEPTH = 16
-"""Most `anyOf`, `oneOf` and `$ref` inside each other that are followed to find a parameter's type."""
+MAX_TYPE_DEPTH = 16  # most `anyOf`, `oneOf` and `$ref` inside each other that are followed to find a parameter's type
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.flash_attention import PrefixRun, flash_attention, is_kernel_exact
 from reinforge.errors import EngineError
 
-GROUPED_ATTENTION = "reinforge_grouped"
-"""The name that transformers knows `grouped_attention` by."""
+GROUPED_ATTENTION = "reinforge_grouped"  # the name that transformers knows `grouped_attention` by
 
 FEW_KEYS = 128
 """Up to this many keys two matrix products and a softmax are 1.2 to 2 x as fast as the flash kernel with a mask."""

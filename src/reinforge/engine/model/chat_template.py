@@ -110,8 +110,7 @@ LONG_TEXT = 1 << 14
 """Characters; longer prompts are compared with the context limit before they are tokenized, which takes seconds."""
 CACHED_PROMPTS = 4096
 """Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""
-CACHED_CHARS = 1 << 23
-"""Characters of the cached prompts and their keys; a token takes as much memory as ten of them."""
+CACHED_CHARS = 1 << 23  # characters of the cached prompts and their keys; a token takes as much memory as ten of them
 SHORT_REPLY = 512  # tokens; the texts of longer replies are not cached
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

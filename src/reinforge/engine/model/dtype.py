@@ -29,14 +29,11 @@ logger = logging.getLogger(__name__)
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 
-MIN_FEATURES = 512
-"""Models with fewer features stay in float32: products take less than half of their steps."""
+MIN_FEATURES = 512  # models with fewer features stay in float32: products take less than half of their steps
 
-MIN_SPEEDUP = 1.5
-"""bfloat16 is chosen if its products are at least this many times as fast."""
+MIN_SPEEDUP = 1.5  # bfloat16 is chosen if its products are at least this many times as fast
 
-OPERATIONS = 4e8
-"""Operations of a timed product: about 5 ms in float32."""
+OPERATIONS = 4e8  # operations of a timed product: about 5 ms in float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ logger = logging.getLogger(__name__)
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-CHUNK_QUERIES = 96
-"""Queries in a chunk; up to twice as many are computed without chunks."""
+CHUNK_QUERIES = 96  # queries in a chunk; up to twice as many are computed without chunks
 
 
 @dataclass(frozen=True, slots=True)

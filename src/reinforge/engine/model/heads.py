@@ -19,8 +19,7 @@ from reinforge.engine.training.shared_prefix import trained_features
 from reinforge.errors import ConfigError, Problem
 from reinforge.types.sample import FloatArray, TrainingSample
 
-CHUNK_LOGITS = 2**24
-"""Logits in memory at a time: 64 MiB in float32, twice in a pass."""
+CHUNK_LOGITS = 2**24  # logits in memory at a time: 64 MiB in float32, twice in a pass
 
 FROZEN_CHUNK_LOGITS = 2**22
 """The same where the output layer is frozen: fewer stay in a CPU's cache, and no gradient of the weight adds up."""
@@ -134,8 +133,7 @@ def _compute_logits(features_nH: Tensor, weight_VH: Tensor, scales_n: Tensor) ->
     return logits_nV if bool((scales_n == 1).all()) else logits_nV.div_(scales_n[:, None])
 
 
-CRITIC_PREFIX = "value_head."
-"""Prefix of the critic's parameter names among the policy's."""
+CRITIC_PREFIX = "value_head."  # prefix of the critic's parameter names among the policy's
 
 
 class ValueHead(nn.Module):

@@ -19,8 +19,7 @@ from reinforge.engine.model.model_files import (
 from reinforge.engine.model.source import ModelSource, find_base_source
 from reinforge.errors import BackendUnavailable, ConfigError, Problem
 
-PROBE_S = 4.0
-"""Seconds in which the hub has to answer; HF_HUB_ETAG_TIMEOUT sets another time."""
+PROBE_S = 4.0  # seconds in which the hub has to answer; HF_HUB_ETAG_TIMEOUT sets another time
 
 
 def check_model_source(source: str | Path, path: str, *, weights: bool = True, revision: str | None = None) -> bool:

@@ -31,8 +31,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 INDEX = "model.safetensors.index.json"
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Values of `init_lora_weights` with which PEFT takes the first adapter out of the base model's weights."""
-SMALL_FILES = (CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, INDEX)
-"""What `check_files` reads of a model."""
+SMALL_FILES = (CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, INDEX)  # what `check_files` reads of a model
 ATTENTION = ("eager", "sdpa", "flex_attention")
 """Implementations that transformers contains. Any other is, or may fall back to, a kernel downloaded from the hub."""
 CODE_KEYS = ("auto_map", "custom_generate", "custom_pipelines", "kernels", "kernel_config", "use_kernels")

@@ -41,8 +41,7 @@ PLAIN_NAMES = {"llama", "mistral", "qwen2", "qwen3"}
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_TEMPLATE_READ = 1 << 20
-LARGEST_HEADER = 100 << 20
-"""Largest header that safetensors reads."""
+LARGEST_HEADER = 100 << 20  # largest header that safetensors reads
 
 
 def check_policy(config: PolicyConfig) -> list[Problem]:
@@ -145,14 +144,12 @@ def _find(name: str, path: str, revision: str | None = None) -> tuple[list[Probl
     if Path(name).exists():
         fix = "give the folder that holds config.json, or a GGUF file"
         return [Problem(path, f"{name} is a file, neither a folder nor GGUF", fix)], None
-    if name.lower().endswith(GGUF) or not looks_like_hub_id(name):
+    is_gguf = name.lower().endswith(GGUF)
+    if is_gguf or not looks_like_hub_id(name):
+        kind = "file" if is_gguf else "folder"
         fix = "give a folder or a GGUF file that exists, or a hub id such as owner/name"
-        return [Problem(path, f"there is no {_name_kind(name)} {name} (looked in {Path.cwd()})", fix)], None
+        return [Problem(path, f"there is no {kind} {name} (looked in {Path.cwd()})", fix)], None
     return [], source
-
-
-def _name_kind(name: str) -> str:
-    return "file" if name.lower().endswith(GGUF) else "folder"
 
 
 def _check_model(config: PolicyConfig, source: ModelSource) -> list[Problem]:

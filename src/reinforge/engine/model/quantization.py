@@ -18,8 +18,7 @@ from reinforge.engine.model.architecture import import_bitsandbytes
 from reinforge.engine.model.preflight import QUANTIZATION
 from reinforge.errors import ConfigError, Problem
 
-DEVICES = ("cpu", "cuda")
-"""Where bitsandbytes has kernels for NF4 that this project relies on."""
+DEVICES = ("cpu", "cuda")  # where bitsandbytes has kernels for NF4 that this project relies on
 
 
 @torch.no_grad()

@@ -25,8 +25,7 @@ from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.files import home
 
 PIP = "pip:"
-MAX_LICENSE = 200
-"""Longer ones are the license's text, not its name."""
+MAX_LICENSE = 200  # longer ones are the license's text, not its name
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 

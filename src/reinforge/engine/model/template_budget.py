@@ -14,12 +14,9 @@ from jinja2.runtime import Context
 from reinforge.errors import EngineError
 from reinforge.limits import get_limits
 
-CHARS_PER_INPUT_CHAR = 128
-"""As many more for each character of the messages and tools, since templates copy them."""
-MAX_RENDER_CPU_S = 3.0
-"""CPU time of one rendering, of this thread: a busy machine fails no template."""
-CLOCK_STEPS = 64
-"""Steps between two looks at the clock."""
+CHARS_PER_INPUT_CHAR = 128  # as many more for each character of the messages and tools, since templates copy them
+MAX_RENDER_CPU_S = 3.0  # CPU time of one rendering, of this thread: a busy machine fails no template
+CLOCK_STEPS = 64  # steps between two looks at the clock
 STEP_CHARS, ENTRY_CHARS, CALL_CHARS = 8, 8, 64
 """What building anything costs besides its characters; what an entry of a list costs, and a call."""
 _VIEWS = (KeysView, ValuesView, ItemsView)

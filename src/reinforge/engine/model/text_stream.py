@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from reinforge.types.text_markers import count_held, find_marker
 
-INCOMPLETE = "\ufffd"
-"""What tokenizers write for a part of a character."""
+INCOMPLETE = "\ufffd"  # what tokenizers write for a part of a character
 
 
 class TextStream:

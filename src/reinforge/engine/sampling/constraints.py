@@ -13,8 +13,7 @@ from reinforge.engine.sampling.grammar import CompiledGrammar, read_bitmask
 from reinforge.types.request import SamplingParams
 from reinforge.types.supports import Support, unpack_mask
 
-BAN = -100
-"""A `logit_bias` that bans its token, so that the others' distribution is only restricted, not changed."""
+BAN = -100  # a `logit_bias` that bans its token, so that the others' distribution is only restricted, not changed
 
 MAX_MASK_BYTES = 8 * 2**20
 """Maximum memory for the different masks of one reply: 1,300 of them at 49,152 tokens, while a JSON text needs about

@@ -50,8 +50,7 @@ MAX_SPARE = 2
 """A step attends to all places of the slots, used or not, if they are at most this many times those needed: products
 read whole slots in place, and copy parts of them first."""
 
-MAX_PROMPT = 128
-"""Longest prompts computed here: in longer ones, attention in chunks (`flash_attention.py`) saves more."""
+MAX_PROMPT = 128  # longest prompts computed here: in longer ones, attention in chunks (`flash_attention.py`) saves more
 
 
 class LlamaSizes(NamedTuple):

@@ -20,8 +20,7 @@ from reinforge.errors import ConfigError, Problem
 from reinforge.limits import get_limits
 from reinforge.types.request import Grammar
 
-MAX_COMPILED = 256
-"""Compiled grammars to keep."""
+MAX_COMPILED = 256  # compiled grammars to keep
 
 MAX_ROW_ITEMS = 500
 """How many ways of reading a text so far llguidance follows at once. An ambiguous grammar takes quadratic time in them:

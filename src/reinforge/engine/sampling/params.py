@@ -12,8 +12,7 @@ from reinforge.types.request import SamplingParams
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 1e4
 """Logits divided by less are infinite in half of the floats, and their softmax is not a number."""
-MIN_TOP_P = 1e-30
-"""A smaller one may be 0 as a 32-bit float, and keep no token."""
+MIN_TOP_P = 1e-30  # a smaller one may be 0 as a 32-bit float, and keep no token
 
 
 MAX_TOP_LOGPROBS = 20

@@ -28,8 +28,7 @@ Key = tuple[str, TokenIds]
 MIN_CACHED_TOKENS = 32
 """Shorter sequences are not cached: computing them again costs about what copying them out and back does."""
 
-MIN_REUSED_TOKENS = 16
-"""Shorter prefixes are not reused, but computed with the rest of the prompt."""
+MIN_REUSED_TOKENS = 16  # shorter prefixes are not reused, but computed with the rest of the prompt
 
 MIN_REUSED_SHARE = 1 / 4
 """Nor are prefixes that are a smaller share of the prompt: a token after a cached prefix costs a seventh more."""

@@ -63,11 +63,9 @@ def pick_rows(states: Tensor, indices: Tensor | None) -> Tensor:
     return states if indices is None else states.index_select(0, indices)
 
 
-MAX_PACKED_SHARE = 0.25
-"""Maximum memory of packed weights, as a share of the machine's."""
+MAX_PACKED_SHARE = 0.25  # maximum memory of packed weights, as a share of the machine's
 
-UNKNOWN_MEMORY = 8 * 2**30
-"""The machine's memory where the system does not say."""
+UNKNOWN_MEMORY = 8 * 2**30  # the machine's memory where the system does not say
 
 MIN_HALVED = 20_000_000
 """Smallest model, in parameters, that is decoded from weights in float16: a smaller one stays in the caches."""
@@ -224,8 +222,7 @@ def collect_adapter(layers: Sequence[Any], name: str) -> tuple[Tensor, Tensor]:
     return pack(torch.cat(downs)), pack(torch.cat(ups, dim=1))
 
 
-CHECKED_ROWS = 40
-"""Up to here every number of rows is tried, beyond it every eighth."""
+CHECKED_ROWS = 40  # up to here every number of rows is tried, beyond it every eighth
 
 
 @torch.no_grad()

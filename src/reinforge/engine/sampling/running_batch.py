@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,24 +64,6 @@ class SampleRequest:
     cancelled: bool = False  # set by a caller that no longer waits
     new_tokens: list[tuple[int, float]] | None = None
     """Each token and its log-prob at once, for a caller that streams; None: the caller takes the reply whole."""
-
-
-def take_turns(
-    waiting: Iterable[SampleRequest], begun: Iterable[SampleRequest], last_s: Mapping[int, float]
-) -> list[SampleRequest]:
-    """Returns waiting requests in the order in which they begin: a client with fewer replies in flight comes first.
-
-    Example: clients a a a b wait, and a has a reply in flight -> b a a a.
-
-    Args:
-        last_s: When a reply of each client began last; among equals, the client with the earliest one comes first.
-    """
-    counts = Counter(request.client for request in begun)
-    ranked = list[tuple[int, float, SampleRequest]]()
-    for request in waiting:
-        ranked.append((counts[request.client], last_s.get(request.client, 0.0), request))
-        counts[request.client] += 1
-    return [request for *_, request in sorted(ranked, key=lambda each: each[:2])]
 
 
 def find_long_rows(lengths: NDArray[np.int64], least: int) -> NDArray[np.bool_]:

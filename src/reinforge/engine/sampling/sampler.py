@@ -33,18 +33,13 @@ from reinforge.engine.model.adapters import LoRABatch
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.text_part import iterate_expert_parameters
+from reinforge.engine.sampling.admission import AdmissionQueue
 from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
 from reinforge.engine.sampling.projection import can_halve, find_stable_rows
-from reinforge.engine.sampling.running_batch import (
-    RunningBatch,
-    SampleRequest,
-    SamplerStats,
-    find_long_rows,
-    take_turns,
-)
+from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest, SamplerStats, find_long_rows
 from reinforge.engine.sampling.sampler_trials import SamplerTrials
 from reinforge.engine.sampling.threads import leave_core_to_agents
 from reinforge.engine.sampling.token_sampling import (
@@ -64,13 +59,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PREFILL_TOKENS = 2048
-"""Padded prompt tokens in one forward: bounds memory, and keeps activations near the caches."""
+PREFILL_TOKENS = 2048  # padded prompt tokens in one forward: bounds memory, and keeps activations near the caches
 READER_TOKENS = 512
 """Prompt tokens between two decode steps while clients read replies as they grow: they wait that long for a token."""
-
-GATHERED_PART, MAX_HELD_STEPS = 4, 4
-"""Requests wait until they are a fourth of the running replies, or for four steps."""
 
 LEAST_SAVED, MUCH_SAVED = {"cpu": 2**19}, 2**26
 """Bytes of keys and values in a layer that a step must save to attend in two parts; `MUCH_SAVED` on other devices."""
@@ -106,7 +97,7 @@ class ReplySampler:
         prefix_cache_bytes: int = 0,
         deterministic: bool = False,
     ):
-        self.model, self.max_num_seqs, self.seed = model, max_num_seqs, seed
+        self.model, self.seed = model, seed
         self.versions = dict.fromkeys(adapters, 0)
         self.num_begun = 0
         self._eos = np.zeros(model.vocab_size, bool)
@@ -141,16 +132,14 @@ class ReplySampler:
         self._prefix_cache = PrefixCache(0 if deterministic else prefix_cache_bytes, whole_only=model.has_states)
         self._batch = RunningBatch(max_num_seqs)
         self._admitted: list[SampleRequest] = []  # they have a slot, but their prompts are not computed yet
-        self._last_s: dict[int, float] = {}  # when a reply of each client began last
         self._can_continue = True
-        self._waiting: deque[SampleRequest] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future]] = deque()
         self._condition = threading.Condition()
-        self._paused: set[str] = set()
+        self._admission = AdmissionQueue(self._condition, max_num_seqs)
         self._closing = False
         self._load = 0.0
         self._sampled_tokens, self._prompt_tokens, self._prefilled_tokens, self._reused_tokens = 0, 0, 0, 0
-        self._steps, self._held_steps = 0, 0
+        self._steps = 0
         self._thread = threading.Thread(target=self._run, name="reinforge-engine", daemon=True)
         self._thread.start()
         try:
@@ -171,9 +160,8 @@ class ReplySampler:
             if self._closing:
                 raise EngineError("the engine is closed")
             known = [request for request in requests if request.adapter in self.versions]
-            self._waiting.extend(known)
             self._load = load
-            self._condition.notify_all()
+            self._admission.add(known)
         if len(known) < len(requests):  # they were on their way when it was removed
             self._fail_removed([request for request in requests if request not in known])
 
@@ -183,16 +171,14 @@ class ReplySampler:
         Args:
             change: Called then, in the sampler's thread, before a reply of another adapter begins.
         """
-        with self._condition:
-            self._paused.add(adapter)
+        self._admission.pause(adapter)
         self.call(lambda: self._drain(adapter, change))
 
     def resume(self, version: int, adapter: str = DEFAULT_ADAPTER) -> None:
         """Admits an adapter's requests again; replies that begin from now on carry `version`."""
         with self._condition:
             self.versions[adapter] = version
-            self._paused.discard(adapter)
-            self._condition.notify_all()
+            self._admission.resume(adapter)
 
     def add_adapter(self, name: str) -> None:
         """Samples from one more adapter of the model; called within a `call`, between two steps."""
@@ -208,11 +194,8 @@ class ReplySampler:
     def remove_adapter(self, name: str) -> None:
         """Forgets an adapter, which is paused; called within a `call`. Requests that wait for it fail."""
         del self.versions[name]
-        with self._condition:
-            self._paused.discard(name)
-            failed = [request for request in self._waiting if request.adapter == name]
-            self._waiting = deque(request for request in self._waiting if request.adapter != name)
-        if failed:
+        self._admission.resume(name)
+        if failed := self._admission.remove(name):
             self._fail_removed(failed)
 
     def _fail_removed(self, requests: list[SampleRequest]) -> None:
@@ -221,8 +204,7 @@ class ReplySampler:
         self._deliver(requests)
 
     def has_waiting(self, adapter: str) -> bool:
-        with self._condition:
-            return any(request.adapter == adapter for request in self._waiting)
+        return self._admission.has_waiting(adapter)
 
     def call(self, function: Callable[[], T]) -> T:
         """Runs `function` in the sampler's thread, between two steps, and returns its result."""
@@ -263,7 +245,7 @@ class ReplySampler:
             kv_cache_bytes=self._cache.num_bytes,
             steps=self._steps,
             running=self._batch.count,
-            waiting=len(self._waiting) + len(self._admitted),
+            waiting=len(self._admission) + len(self._admitted),
         )
 
     def _validate(self) -> None:
@@ -298,8 +280,7 @@ class ReplySampler:
             return not self._closing
 
     def _can_advance(self) -> bool:
-        is_busy = bool(self._batch.count or self._admitted)
-        return is_busy or any(request.adapter not in self._paused for request in self._waiting)
+        return bool(self._batch.count or self._admitted or self._admission.count_ready())
 
     def _run_calls(self) -> None:
         while self._calls:
@@ -346,8 +327,7 @@ class ReplySampler:
 
     def _fail(self, cause: Exception) -> None:
         with self._condition:
-            requests = list(dict.fromkeys((*self._batch.clear(), *self._admitted, *self._waiting)))
-            self._waiting.clear()
+            requests = list(dict.fromkeys((*self._batch.clear(), *self._admitted, *self._admission.remove())))
             self._admitted.clear()
         self._prefix_cache.clear()
         error = cause if isinstance(cause, EngineError) else EngineError(f"sampling: {type(cause).__name__}: {cause}")
@@ -359,50 +339,11 @@ class ReplySampler:
     def _list_begun(self) -> list[SampleRequest]:
         return [*self._batch.requests, *self._admitted]
 
-    def _pop_waiting(self) -> list[SampleRequest]:
-        """Returns the requests to begin now: as many as there are free slots."""
-        popped: list[SampleRequest] = []
-        held: list[SampleRequest] = []
-        begun = self._list_begun()
-        if len(begun) >= self.max_num_seqs:
-            return popped
-        with self._condition:
-            clients = {request.client for request in self._waiting}
-            self._last_s = {client: last_s for client, last_s in self._last_s.items() if client in clients}
-            if len(clients) > 1:
-                self._waiting = deque(take_turns(self._waiting, begun, self._last_s))
-            while self._waiting and len(begun) + len(popped) < self.max_num_seqs:
-                request = self._waiting.popleft()
-                if request.adapter in self._paused:
-                    held.append(request)
-                elif not request.cancelled:
-                    request.version = self.versions[request.adapter]
-                    self._last_s[request.client] = time.monotonic()
-                    popped.append(request)
-            self._waiting.extendleft(reversed(held))
-        return popped
-
-    def _holds_back(self) -> bool:
-        """Returns True while the few requests that could begin should wait for others.
-
-        A prompt that is computed alone costs as much as a decode step of all replies, or more: the weights are read
-        either way. So arrivals are gathered until they are a share of the running batch, for a few steps at most.
-        """
-        with self._condition:
-            num_waiting = len(self._waiting)
-            if self._paused:
-                num_waiting = sum(request.adapter not in self._paused for request in self._waiting)
-        num_ready = min(num_waiting, self.max_num_seqs - len(self._list_begun()))
-        if GATHERED_PART * num_ready >= self._batch.count:
-            self._held_steps = 0
-        elif num_ready > 0:
-            self._held_steps = (self._held_steps + 1) % (MAX_HELD_STEPS + 1)
-        return self._held_steps > 0
-
     def _admit(self) -> None:
         self._admitted = [request for request in self._admitted if not request.cancelled]
-        if not self._holds_back():
-            self._admitted += self._pop_waiting()
+        begun = self._list_begun()
+        if not self._admission.holds_back(self._batch.count, len(begun)):
+            self._admitted += self._admission.pop(begun, self.versions)
         if not self._admitted:
             return
         had_readers = self._has_readers()

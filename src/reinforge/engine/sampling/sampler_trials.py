@@ -19,8 +19,7 @@ from reinforge.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
-NUM_PROMPT, NUM_STEPS = 5, 3
-"""Tokens of a trial's prompt, and decode steps after it."""
+NUM_PROMPT, NUM_STEPS = 5, 3  # tokens of a trial's prompt, and decode steps after it
 
 
 class SamplerTrials:

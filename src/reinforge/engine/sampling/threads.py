@@ -12,11 +12,9 @@ from contextlib import contextmanager
 
 import torch
 
-BUSY_SHARE = 0.35
-"""From this share of its time on, an agent's thread counts as busy."""
+BUSY_SHARE = 0.35  # from this share of its time on, an agent's thread counts as busy
 
-MIN_INTERVAL_S = 0.02
-"""Minimum time over which the share is measured."""
+MIN_INTERVAL_S = 0.02  # minimum time over which the share is measured
 
 
 class ThreadLoad:

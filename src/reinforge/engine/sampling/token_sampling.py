@@ -53,11 +53,9 @@ RANK_WIDTHS = (64, MAX_SUPPORT + 1)
 LARGE_VOCAB = 4096
 """From this vocabulary on, a CPU samples by blocks: each pass over the logits of a batch goes to memory and back."""
 
-BLOCK_TOKENS = 128
-"""Tokens of a block."""
+BLOCK_TOKENS = 128  # tokens of a block
 
-CHUNK_LOGITS = 2**18
-"""Logits of the rows that are sampled together by blocks: 1 MiB, which the caches hold."""
+CHUNK_LOGITS = 2**18  # logits of the rows that are sampled together by blocks: 1 MiB, which the caches hold
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

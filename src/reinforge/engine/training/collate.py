@@ -17,8 +17,7 @@ from reinforge.types.sample import TrainingSample
 MAX_SHARED_FRACTION = 0.9
 """Prefixes are shared if at most this fraction of the tokens remains: the second forward pass has its own overhead."""
 
-RUN_OVERHEAD_TOKENS = 1024
-"""Overhead of one run of the flash attention kernel, in prefix tokens repeated row by row."""
+RUN_OVERHEAD_TOKENS = 1024  # overhead of one run of the flash attention kernel, in prefix tokens repeated row by row
 
 PASS_OVERHEAD_TOKENS = 128
 """Overhead of another forward pass on a small model, in tokens; stems are shared only if that saves more."""

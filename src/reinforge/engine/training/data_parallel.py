@@ -37,14 +37,12 @@ LOOPBACK = "127.0.0.1"
 DEFAULT_TIMEOUT_S = 600.0
 """How long a process waits for the others in one exchange. One that dies closes its connections, which ends the wait at
 once; this limit is for a machine that vanishes without a word, and must be longer than the slowest share of a step."""
-CONNECTION_TIMEOUT = timedelta(minutes=10)
-"""How long a process waits until all others have started."""
+CONNECTION_TIMEOUT = timedelta(minutes=10)  # how long a process waits until all others have started
 SETTLING_S = 0.2
 """What a process waits before it exits. A thread of gloo drops the tensors of the last exchange a moment after it, and
 aborts the process if it needs Python's lock for that while the interpreter ends (pytorch/pytorch#179291)."""
 TIMED_OUT = "imed out"
-LOST_CONNECTION = (TIMED_OUT, "gloo", "Connection", "connection", "NCCL")
-"""Parts of the messages of gloo and NCCL."""
+LOST_CONNECTION = (TIMED_OUT, "gloo", "Connection", "connection", "NCCL")  # parts of the messages of gloo and NCCL
 
 
 class PeerFailed(EngineError):
@@ -65,12 +63,9 @@ class DataParallel:
         address: Host and port at which the first process listens.
         listener: The socket of the first process; None in the others.
         device_type: Device of the gradients: `cuda` exchanges them by NCCL.
-
-    Attributes:
-        is_broken: True after a failure among exchanges; there are none any more.
     """
 
-    is_broken = False
+    is_broken = False  # True after a failure among exchanges; there are none any more
 
     def __init__(
         self,

@@ -14,8 +14,7 @@ from reinforge.config.policy import OptimizerConfig
 
 logger = logging.getLogger(__name__)
 
-MASTER_PREFIX = "master"
-"""Prefix of a parameter's name under which its float32 copy is saved."""
+MASTER_PREFIX = "master"  # prefix of a parameter's name under which its float32 copy is saved
 
 
 def make_optimizer(settings: OptimizerConfig, groups: list[dict[str, Any]]) -> Optimizer:

@@ -34,8 +34,7 @@ from reinforge.errors import EngineError
 if TYPE_CHECKING:
     from reinforge.engine.training.data_parallel import DataParallel
 
-FILLER = (0, 0)
-"""Tokens of the pass that a process makes while only others still have samples; its gradient is zero."""
+FILLER = (0, 0)  # tokens of the pass that a process makes while only others still have samples; its gradient is zero
 
 
 class TrainingPass(nn.Module):

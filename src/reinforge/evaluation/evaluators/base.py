@@ -23,8 +23,7 @@ from reinforge.types.evaluation import MAX_SCORE, EvalInput, EvalInputItem, Eval
 
 T = TypeVar("T")
 
-MAX_INLINE_CHARACTERS = 10_000
-"""Longer texts are compared in a thread, so that the event loop never waits long."""
+MAX_INLINE_CHARACTERS = 10_000  # longer texts are compared in a thread, so that the event loop never waits long
 
 
 async def score_item(evaluator: Evaluator, item: EvalInputItem, timeout_s: float | None = None) -> EvalOutputItem:

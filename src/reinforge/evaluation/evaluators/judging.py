@@ -24,12 +24,9 @@ from reinforge.types.request import Grammar, Message, ModelRequest, SamplingPara
 
 V = TypeVar("V")
 
-LIMITS = ("minimum", "maximum", "maxLength")
-"""Keywords of a schema that only a model in this process gets."""
-MAX_REASON_CHARACTERS = 300
-"""Of a judge in this process, so that its reply ends before the token limit."""
-MAX_SHOWN_CHARACTERS = 500
-"""Of the last invalid reply, in the record."""
+LIMITS = ("minimum", "maximum", "maxLength")  # keywords of a schema that only a model in this process gets
+MAX_REASON_CHARACTERS = 300  # of a judge in this process, so that its reply ends before the token limit
+MAX_SHOWN_CHARACTERS = 500  # of the last invalid reply, in the record
 
 
 class JudgeConfig(EvaluatorConfig):

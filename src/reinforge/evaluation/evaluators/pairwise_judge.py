@@ -35,8 +35,7 @@ from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.seeding import stable_random
 
-POINTS = {"1": 1.0, "2": 0.0, "tie": 0.5}
-"""Points of the answer that stands first, by what the judge says."""
+POINTS = {"1": 1.0, "2": 0.0, "tie": 0.5}  # points of the answer that stands first, by what the judge says
 
 TASK = """\
 Say which of the two answers is better by the rubric, or "tie" if they are equally good. Reply with one JSON object and

@@ -30,8 +30,7 @@ from reinforge.types.request import ModelRequest
 
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """llama.cpp's architecture by `model_type`."""
-PERMUTED = {"llama"}
-"""Architectures of llama.cpp that rotate neighbors."""
+PERMUTED = {"llama"}  # architectures of llama.cpp that rotate neighbors
 BIASES = {
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     "qwen2": ("q_proj", "k_proj", "v_proj"),
@@ -50,13 +49,10 @@ CHUNK_ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class GgufSettings:
-    file_type: str
-    """`f32`, `f16`, `bf16` or `q8_0`: how matrices are stored; vectors are always float32."""
+    file_type: str  # `f32`, `f16`, `bf16` or `q8_0`: how matrices are stored; vectors are always float32
     name: str
-    sampling: SamplingConfig
-    """How the model was sampled in training."""
-    license: str | None = None
-    """That of the base model, if it is known; so is its name below."""
+    sampling: SamplingConfig  # how the model was sampled in training
+    license: str | None = None  # that of the base model, if it is known; so is its name below
     base: str | None = None
 
 
@@ -256,27 +252,20 @@ def _describe(message: str) -> Problem:
     return Problem(FORMAT, f"cannot write this model as GGUF: {message}", CONVERTER)
 
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""GGUF's types of tokens."""
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # GGUF's types of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    tokens: tuple[str, ...]
-    """One for each row of the embeddings, in the spelling of byte-level BPE."""
-    types: tuple[int, ...]
-    """GGUF's type of each token."""
-    merges: tuple[str, ...]
-    """Pairs of tokens, separated by a space, the first to merge first."""
-    pre: str
-    """llama.cpp's name of the pre-tokenizer."""
-    ends: tuple[int, ...]
-    """Tokens that end a reply, the tokenizer's own first."""
+    tokens: tuple[str, ...]  # one for each row of the embeddings, in the spelling of byte-level BPE
+    types: tuple[int, ...]  # GGUF's type of each token
+    merges: tuple[str, ...]  # pairs of tokens, separated by a space, the first to merge first
+    pre: str  # llama.cpp's name of the pre-tokenizer
+    ends: tuple[int, ...]  # tokens that end a reply, the tokenizer's own first
     bos: int | None
     pad: int | None
     unknown: int | None
-    adds_bos: bool
-    """llama.cpp begins every prompt with `bos`."""
+    adds_bos: bool  # llama.cpp begins every prompt with `bos`
     chat_template: str
 
 

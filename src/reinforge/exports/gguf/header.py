@@ -77,12 +77,9 @@ class GGUFError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    shape: tuple[int, ...]
-    """In the order of torch, the reverse of the file's: `[rows, columns]`."""
-    type: int
-    """A key of `BLOCKS`."""
-    start: int
-    """Its first byte in the file."""
+    shape: tuple[int, ...]  # in the order of torch, the reverse of the file's: `[rows, columns]`
+    type: int  # a key of `BLOCKS`
+    start: int  # its first byte in the file
     num_bytes: int
 
     @property
@@ -96,10 +93,8 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """By name, such as `general.architecture`."""
-    tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)
-    """By name, such as `blk.0.attn_q.weight`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by name, such as `general.architecture`
+    tensors: Mapping[str, GGUFTensor] = field(default_factory=dict)  # by name, such as `blk.0.attn_q.weight`
 
     @property
     def num_weights(self) -> int:

@@ -25,10 +25,8 @@ from reinforge.files import remove_leftovers, write_folder
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-"""Part of a converted folder's name."""
-ROOM = 1.1
-"""Free bytes that a conversion asks for, as a multiple of what it writes."""
+FORMAT = 1  # part of a converted folder's name
+ROOM = 1.1  # free bytes that a conversion asks for, as a multiple of what it writes
 
 
 @contextmanager

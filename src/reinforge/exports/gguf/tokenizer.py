@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TEMPLATE = "tokenizer.chat_template"
-BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"
-"""Values of `tokenizer.ggml.model`."""
+BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"  # values of `tokenizer.ggml.model`
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens that text is searched for before anything else; control tokens are left out of replies."""
 END_NAMES = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<end_of_turn>", "<|end_of_text|>"}
@@ -44,14 +43,10 @@ _BY_CASE = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    pattern: str | None = None
-    """Expression for the pieces; None: that of GPT-2."""
-    by_digit: bool = False
-    """Each digit is a piece of its own, before the expression."""
-    ignores_merges: bool = False
-    """A piece that is a token is not merged."""
-    composes: bool = False
-    """Text is first brought into the composed form (NFC)."""
+    pattern: str | None = None  # expression for the pieces; None: that of GPT-2
+    by_digit: bool = False  # each digit is a piece of its own, before the expression
+    ignores_merges: bool = False  # a piece that is a token is not merged
+    composes: bool = False  # text is first brought into the composed form (NFC)
 
 
 _LLAMA3 = Split(rf"{_SHORT_FORMS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{_TAIL}", ignores_merges=True)

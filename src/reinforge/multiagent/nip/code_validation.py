@@ -43,8 +43,7 @@ SIMULATOR = (
     f"{TASK}\n"
     "Use at most $max_response_words words per message."
 )
-NAMES = {"agent_stance_string": "stance"}
-"""Variables of the templates that have another name here."""
+NAMES = {"agent_stance_string": "stance"}  # variables of the templates that have another name here
 
 
 def find_role_prompt(hyper_params: HyperParameters, agent: str) -> str | None:

@@ -53,8 +53,7 @@ logger = logging.getLogger(__name__)
 TrainerType = Literal["pure_text_ei", "pure_text_malt", "pure_text_grpo"]
 
 ScenarioType = str
-InteractionProtocolType = str
-"""The `_type` of a protocol, of which a user's own is one too."""
+InteractionProtocolType = str  # the `_type` of a protocol, of which a user's own is one too
 
 OF_TENSOR_TRAINERS = (
     *("ppo", "vanilla_ppo", "spg", "reinforce", "solo_agent", "graph_isomorphism", "image_classification"),
@@ -64,8 +63,7 @@ OF_TENSOR_TRAINERS = (
 """Fields for trainers of networks on tensors, which are taken with neural-interactive-proofs' defaults."""
 TENSOR_FIX = "leave it out; it is for networks on tensors, and reinforge trains language models"
 
-EPISODES_PER_WORKER = 16
-"""Episodes that run at the same time, per rollout worker."""
+EPISODES_PER_WORKER = 16  # episodes that run at the same time, per rollout worker
 
 
 BLOCKS = (

@@ -32,8 +32,7 @@ from reinforge.trainer.api import Rows, build_dataset_block, build_sections
 
 ALGORITHMS = {"pure_text_ei": "expert_iteration", "pure_text_malt": "malt", "pure_text_grpo": "grpo"}
 OPENROUTER = {"base_url": "${OPENROUTER_BASE_URL:-https://openrouter.ai/api/v1}", "api_key": "${OPENROUTER_API_KEY}"}
-SELECT_SHARE = 0.15
-"""Share of the examples outside the verdict on which the best checkpoint is selected."""
+SELECT_SHARE = 0.15  # share of the examples outside the verdict on which the best checkpoint is selected
 RUN_WIDE_FIELDS = (
     *("model_provider", "temperature", "top_p"),
     *("fine_tune_from_scratch", "lora_rank", "lora_alpha_factor", "dpo_beta"),

@@ -46,8 +46,7 @@ def find_unsupported(path: str, block: Any) -> list[Problem]:
 
 DEFAULT_AGENT = "_default"
 """The name in `AgentsParameters` under which the parameters of all agents that are not named are."""
-CODE_VALIDATION = "code_validation"
-"""The scenario whose agents have role prompts of their own (`code_validation.py`)."""
+CODE_VALIDATION = "code_validation"  # the scenario whose agents have role prompts of their own (`code_validation.py`)
 _SERVER_FIELDS = ("language_model_server_scheme_host", "language_model_server_port", "vllm_server_port")
 
 
@@ -213,8 +212,7 @@ class PureTextMaltParameters(ParameterBlock):
 class PureTextGrpoParameters(ParameterBlock):
     """Multi-agent GRPO, an addition of reinforge."""
 
-    num_generations: int = 8
-    """Episodes per example; advantages are relative to the same agent's rewards in them."""
+    num_generations: int = 8  # episodes per example; advantages are relative to the same agent's rewards in them
 
 
 VerifierDecisionSpectrumType = Literal[

@@ -30,8 +30,7 @@ from reinforge.rollout.isolation.threads import LoopThread
 from reinforge.types.trajectory import Trajectory
 
 JobStatus = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]
-Rollouts = NestedArrayDict | Sequence[Trajectory]
-"""Data of one agent: nested arrays, or trajectories."""
+Rollouts = NestedArrayDict | Sequence[Trajectory]  # data of one agent: nested arrays, or trajectories
 
 FROZEN_JOB_ID = "frozen_job_id"
 """What creating a job returns for a group whose agents are all frozen, as in neural-interactive-proofs."""

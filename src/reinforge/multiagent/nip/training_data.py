@@ -23,8 +23,7 @@ from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 Data = NestedArrayDict | Sequence[Trajectory]
 DataByAgent = Mapping[str, Data]
 
-TRUTH = "truth"
-"""Key of the right decision in the metadata of a verifier's trajectory."""
+TRUTH = "truth"  # key of the right decision in the metadata of a verifier's trajectory
 
 
 @dataclass(frozen=True, slots=True)

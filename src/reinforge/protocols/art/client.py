@@ -27,8 +27,7 @@ from reinforge.types.job import TrainingStatusEnum
 
 logger = logging.getLogger(__name__)
 
-MAX_PAUSE_S = 10.0
-"""Longest pause before a job is submitted again that the backend did not take."""
+MAX_PAUSE_S = 10.0  # longest pause before a job is submitted again that the backend did not take
 
 
 class SubmissionLost(BackendError):
@@ -46,8 +45,7 @@ class ARTClient(HostedService):
 
     serves_steps: bool = True  # True: each step is served under its own name; False: only the newest, under the model's
     url_setting = "backend.base_url"
-    fixes: ClassVar[Mapping[str, str]] = {}
-    """Path -> what to check if a request there is refused."""
+    fixes: ClassVar[Mapping[str, str]] = {}  # path -> what to check if a request there is refused
 
     def __init__(self, config: ARTTrainerAdapterConfig, key: SecretStr | None = None):
         super().__init__(OpenAIEndpoint(config.endpoint, config.backend.url, key))

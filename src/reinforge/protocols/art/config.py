@@ -23,8 +23,7 @@ from reinforge.protocols.unused_settings import find_unused_settings
 from reinforge.rollout.models.endpoint_config import EndpointConfig, Url, validate_key, validate_url
 from reinforge.rollout.models.openai_client import OpenAILLMConfig
 
-AFTER_STEP = "after-step-"
-"""Start of the id of a job that is only known by the step it started from."""
+AFTER_STEP = "after-step-"  # start of the id of a job that is only known by the step it started from
 
 
 class ARTBackendConfig(Block):
@@ -168,13 +167,11 @@ def parse_step(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-ALIASES = {"beta": "kl_penalty_coef"}
-"""Older names of settings, as files still have them."""
+ALIASES = {"beta": "kl_penalty_coef"}  # older names of settings, as files still have them
 ONLY_PROTOCOL_2 = ("kl_penalty_source", "kl_penalty_reference_step", "kl_penalty_step_lag", "packed_sequence_length")
 NEWER_SPELLINGS = ("loss_fn", "normalize_advantages")
 """Second names that only protocol 2 has, for `ppo` and `scale_rewards`."""
-TRAIN_CONFIG = ("learning_rate", "kl_penalty_coef")
-"""Protocol 1: these are in `config`, all others in `dev_config`."""
+TRAIN_CONFIG = ("learning_rate", "kl_penalty_coef")  # protocol 1: these are in `config`, all others in `dev_config`
 SAMPLING = ("temperature", "top_p")
 SHARED = ("base_url", "api_key", "max_tokens", "extra_body", "timeout_s", "max_retries", "max_connections")
 """What the trained model has once, although each entry of `llms` may set it."""

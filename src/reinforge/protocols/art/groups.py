@@ -18,8 +18,7 @@ from typing import Any
 from reinforge.protocols.histories import PromptedReply, split_histories
 from reinforge.types.trajectory import Trajectory, TrajectoryGroup
 
-ART_JOB = "reinforge_job"
-"""Metadata key of the hash that identifies a job, in each of its groups."""
+ART_JOB = "reinforge_job"  # metadata key of the hash that identifies a job, in each of its groups
 TOKEN_FIELDS = ("token_ids", "prompt_token_ids")
 
 

@@ -32,8 +32,7 @@ from reinforge.types.trajectory import TrajectoryCollection, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
-MATPLOTLIB_AVAILABLE = can_draw_plots()
-"""True if `reward_plot.png` can be drawn."""
+MATPLOTLIB_AVAILABLE = can_draw_plots()  # True if `reward_plot.png` can be drawn
 
 
 class ARTTrainerConfig(TrainerConfig, name="openpipe_art_trainer"):

@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 
 FILES = "/files"
 JOBS = "/fine_tuning/jobs"
-JOB_KEY = "reinforge_job"
-"""Metadata key of the hash that identifies a job."""
+JOB_KEY = "reinforge_job"  # metadata key of the hash that identifies a job
 JOBS_PER_PAGE = 100
 
 

@@ -19,10 +19,8 @@ from reinforge.types.trajectory import TrajectoryCollection
 
 BACKEND = "http"
 POLICY = "finetuning.policy"
-WAIT_S = 20.0
-"""Seconds for which one request waits for a job's end."""
-OWN = {"model"}
-"""Settings of the policy that this adapter reads itself."""
+WAIT_S = 20.0  # seconds for which one request waits for a job's end
+OWN = {"model"}  # settings of the policy that this adapter reads itself
 
 
 class HttpAdapter(TrainerAdapter):

@@ -41,8 +41,7 @@ from reinforge.types.sample import FloatArray
 logger = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=BaseModel)
-HEARTBEATS = 4
-"""Heartbeats within the time after which a server may end a session."""
+HEARTBEATS = 4  # heartbeats within the time after which a server may end a session
 
 
 class HttpSession:

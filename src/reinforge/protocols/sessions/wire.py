@@ -39,8 +39,7 @@ SESSIONS = "/reinforge/v1/sessions"
 KEY_PATTERN = r"^[0-9a-f]{32}$"
 Key = Annotated[str, Field(pattern=KEY_PATTERN)]
 """Names a session or its saved weights; never part of a path unless it matches."""
-Version = Annotated[int, Field(ge=0, lt=1 << 62)]
-"""A version of the weights, which training keeps as a 64-bit integer."""
+Version = Annotated[int, Field(ge=0, lt=1 << 62)]  # a version of the weights, which training keeps as a 64-bit integer
 SENT_METADATA = (OTHER_CHOICES, "label")
 """What training reads of a trajectory's metadata; the rest stays where the run is."""
 CLIENT_SETTINGS = (

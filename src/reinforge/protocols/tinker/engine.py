@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from reinforge.engine.model.chat_template import PromptRenderer
 
 
-TOLERANCE = 0.5
-"""The service samples and trains with other kernels, in bfloat16."""
+TOLERANCE = 0.5  # the service samples and trains with other kernels, in bfloat16
 FIXED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "logit_bias": ()}
 """Settings that must have these values: the service's losses are over the whole vocabulary."""
 
@@ -127,8 +126,7 @@ UNUSED: dict[str, tuple[Any, ...]] = {
     "entropy_coef": (0, 0.0),
 }
 """Settings of our losses that the service does not have, with the values at which they do nothing."""
-IGNORED = ("tis_cap", "kl_estimator")
-"""Settings that matter only for what the service does not do."""
+IGNORED = ("tis_cap", "kl_estimator")  # settings that matter only for what the service does not do
 CLIPPED = {"clipped_pg": ("ppo", 0.2, 0.2), "cispo": ("cispo", None, 4.0), "gspo": ("gspo", 3e-4, 4e-4)}
 """Our name -> the service's, and our defaults of `clip_low` and `clip_high`."""
 

@@ -43,8 +43,7 @@ class TinkerAdapterConfig(TrainerAdapterConfig, name="tinker"):
     )
 
 
-SDK = "0.38"
-"""The version of the SDK that this was made for."""
+SDK = "0.38"  # the version of the SDK that this was made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +164,7 @@ class TinkerService:
             self._client.close("success").result()
 
 
-OpenService = Callable[["TinkerAdapterConfig", int], TinkerService]
-"""Opens the service with a configuration and a seed."""
+OpenService = Callable[["TinkerAdapterConfig", int], TinkerService]  # opens the service with a configuration and a seed
 
 
 def import_sdk() -> Any:

@@ -39,12 +39,9 @@ class GRPOStep(Generic[StateT, ActionT]):
 
     prefix: StateT
     suffix: ActionT
-    advantage: float
-    """Its return minus the mean return of its siblings."""
-    logprobs: list[float]
-    """log p of each of its tokens when it was sampled."""
-    begin: int = 0
-    """The column at which the log-probs began then; not 0 if the system returns rows with the context."""
+    advantage: float  # its return minus the mean return of its siblings
+    logprobs: list[float]  # log p of each of its tokens when it was sampled
+    begin: int = 0  # the column at which the log-probs began then; not 0 if the system returns rows with the context
 
 
 @dataclass

@@ -42,13 +42,10 @@ class TokenCredit:
     """What was recorded for each token of a probe when it was sampled."""
 
     logprobs: list[float]
-    values: list[float]
-    """The critic's value before each token."""
+    values: list[float]  # the critic's value before each token
     advantages: list[float]
-    returns: list[float]
-    """The targets of the critic."""
-    begin: int = 0
-    """The column at which the log-probs began then; not 0 if the system returns rows with the context."""
+    returns: list[float]  # the targets of the critic
+    begin: int = 0  # the column at which the log-probs began then; not 0 if the system returns rows with the context
 
 
 @dataclass

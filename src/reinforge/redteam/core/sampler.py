@@ -20,14 +20,11 @@ def derive_seed(seed: int, *names: str | int) -> int:
 class Node(Generic[StateT, ActionT]):
     """One probe, the response to it, and the turns that follow."""
 
-    context: StateT
-    """The conversation before the probe."""
+    context: StateT  # the conversation before the probe
     probe: ActionT
     response: StateT
-    reward: float
-    """The tester's reward for this turn."""
-    children: Sequence[Node[StateT, ActionT]] = field(default_factory=list)
-    """The alternative next turns."""
+    reward: float  # the tester's reward for this turn
+    children: Sequence[Node[StateT, ActionT]] = field(default_factory=list)  # the alternative next turns
 
 
 @dataclass
@@ -38,8 +35,7 @@ class Graph(Generic[StateT, ActionT]):
     siblings, 4 paths.
     """
 
-    context: StateT
-    """The opening of the conversation."""
+    context: StateT  # the opening of the conversation
     children: Sequence[Node[StateT, ActionT]]
 
     def sibling_groups(self) -> Iterator[Sequence[Node[StateT, ActionT]]]:

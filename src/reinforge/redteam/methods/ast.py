@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 
 
-MARKER = "quibbern"
-"""The made-up word that the bundled target should not say."""
+MARKER = "quibbern"  # the made-up word that the bundled target should not say
 
 
 class ASTProblem(ASTSystem, ValueFunctionSystem[str, str]):
@@ -321,8 +320,7 @@ def _list_tokens(continuation: Sequence[str]) -> list[TokenLogprobs] | None:
     return None if any(each is None for each in tokens) else tokens  # type: ignore[return-value]
 
 
-SAMPLE_SIZE = 64
-"""About so many numbers of each parameter are compared."""
+SAMPLE_SIZE = 64  # about so many numbers of each parameter are compared
 
 
 class WeightChanges:

@@ -82,8 +82,7 @@ class ASTSystem(System[str, str]):
 
 @dataclass
 class ASTNode(Node[str, str]):
-    depth: int = 0
-    """The turn, from 0."""
+    depth: int = 0  # the turn, from 0
 
 
 @dataclass(slots=True)

@@ -12,10 +12,8 @@ from reinforge.types.request import Message, TokenLogprobs
 
 
 class GeneratedText(str):
-    tokens: TokenLogprobs | None
-    """The exact tokens; None if the model does not report them."""
-    message: Message | None
-    """The whole message, including `tool_calls`; None: the text is the whole message."""
+    tokens: TokenLogprobs | None  # the exact tokens; None if the model does not report them
+    message: Message | None  # the whole message, including `tool_calls`; None: the text is the whole message
 
     def __new__(
         cls, text: str = "", tokens: TokenLogprobs | None = None, message: Message | None = None
@@ -31,8 +29,7 @@ class GeneratedText(str):
 class Conversation(str):
     """A conversation as one string: the opening, then probes and responses in turn."""
 
-    turns: tuple[str, ...]
-    """Opening, probe, response, probe, ..."""
+    turns: tuple[str, ...]  # opening, probe, response, probe, ..
 
     def __new__(cls, *turns: str) -> Conversation:
         if len(turns) == 1 and isinstance(turns[0], Conversation):

@@ -30,8 +30,7 @@ class StepDataset(Generic[Step]):
         return self.list[idx]
 
 
-ListDataset = StepDataset
-"""astra-rl's name."""
+ListDataset = StepDataset  # astra-rl's name
 
 
 class Harness(Generic[StateT, ActionT, Step, Batch]):

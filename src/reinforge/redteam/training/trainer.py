@@ -99,18 +99,13 @@ class TrainingConfiguration(BaseModel):
 
 @dataclass(slots=True)
 class TrainerState:
-    experience: int = 0
-    """Experiences completed."""
-    global_step: int = 0
-    """Batches processed."""
+    experience: int = 0  # experiences completed
+    global_step: int = 0  # batches processed
     num_steps: int = 0
-    num_empty: int = 0
-    """Consecutive experiences without a usable batch."""
-    best: float | None = None
-    """Score of the best evaluation."""
+    num_empty: int = 0  # consecutive experiences without a usable batch
+    best: float | None = None  # score of the best evaluation
     since_best: int = 0
-    earlier: int = 0
-    """Experiences of earlier calls of `train`, each of which was finished."""
+    earlier: int = 0  # experiences of earlier calls of `train`, each of which was finished
 
 
 def write_system(system: System[Any, Any], folder: Path, fill: Callable[[Path], Any]) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from reinforge.errors import ConfigError, Problem
 
-logger = logging.getLogger("reinforge.redteam")
-"""Logs the metrics of each step (INFO) and warnings."""
+logger = logging.getLogger("reinforge.redteam")  # logs the metrics of each step (INFO) and warnings
 
 
 def config_logging() -> None:

@@ -66,8 +66,7 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
 """Arguments that are accepted with these values only, which ask for nothing, and what to do instead of another one."""
 KNOWN = HONORED | IGNORED | _NEUTRAL.keys() | {"messages", "extra_body"}
 UNUSED = IGNORED - {"model", "logprobs", "stream_options", "timeout"}
-MAX_NAMES, MAX_NAME_CHARS = 20, 100
-"""What a message shows of arguments that are not supported."""
+MAX_NAMES, MAX_NAME_CHARS = 20, 100  # what a message shows of arguments that are not supported
 _ENDPOINT_SETTINGS = ("extra_headers", "extra_query")
 _PLAIN = frozenset({str, int, float, bool, list, dict, tuple})
 _SENTINELS = frozenset({"NotGiven", "Omit"})

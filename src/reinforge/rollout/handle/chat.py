@@ -25,18 +25,15 @@ _TEMPLATE_VALUES = frozenset({"messages", "tools", "documents", "add_generation_
 _TEMPLATE_ARGUMENTS = ("reasoning_effort", "verbosity", "enable_thinking")
 """Arguments that a chat template may read; one that does not know them renders the same prompt without them."""
 _THINKING_TYPES = {"enabled": True, "disabled": False}
-_NO_TEMPLATE_ARGUMENTS: dict[str, Any] = {}
-"""Shared by the requests without any."""
+_NO_TEMPLATE_ARGUMENTS: dict[str, Any] = {}  # shared by the requests without any
 _SAMPLING_ARGUMENTS = frozenset(
     {
         "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop", "seed", "n",
         "frequency_penalty", "presence_penalty", "logit_bias",
     }
 )  # fmt: skip
-MAX_CHOICES = 128
-"""Maximum choices of one request, the same as OpenAI's."""
-MAX_TOP_LOGPROBS = 20
-"""Maximum tokens that a reply names at each position, the same as OpenAI's."""
+MAX_CHOICES = 128  # maximum choices of one request, the same as OpenAI's
+MAX_TOP_LOGPROBS = 20  # maximum tokens that a reply names at each position, the same as OpenAI's
 
 
 def build_request(

@@ -24,8 +24,7 @@ from reinforge.types.request import Message, ModelReply, TokenLogprobs
 class ReplyObject(dict[str, Any]):
     """A dict whose entries are attributes too."""
 
-    absent: ClassVar[tuple[str, ...]] = ()
-    """Fields of OpenAI's object that read as None while they have no entry."""
+    absent: ClassVar[tuple[str, ...]] = ()  # fields of OpenAI's object that read as None while they have no entry
     other: ClassVar[tuple[str, ...]] = ()
     """Fields of other servers that read as None while they have no entry, and that `model_dump` then leaves out."""
 

@@ -25,7 +25,6 @@ from reinforge.types.request import Grammar
 _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
-"""Maximum nesting of a JSON schema."""
 
 
 def read_grammar(arguments: CallArguments) -> Grammar | None:

@@ -23,8 +23,7 @@ from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse, b
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-FindEndpoint = Callable[[], EpisodeEndpoint]
-"""Returns what answers a request, when it is sent."""
+FindEndpoint = Callable[[], EpisodeEndpoint]  # returns what answers a request, when it is sent
 BASE_URL = "http://episode/v1"
 API_KEY = "episode"
 LIBRARIES = ("httpx2", "httpx")

@@ -41,10 +41,8 @@ from reinforge.rollout.http.routes import LLMRoutes
 
 logger = logging.getLogger(__name__)
 
-NAMES_SHOWN = 20
-"""Maximum names of models in a message."""
-REFUSED = (400, 404, 413, 422)
-"""Statuses of a call that is the client's fault."""
+NAMES_SHOWN = 20  # maximum names of models in a message
+REFUSED = (400, 404, 413, 422)  # statuses of a call that is the client's fault
 
 
 BLOCKING = (

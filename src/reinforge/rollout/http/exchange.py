@@ -56,11 +56,9 @@ COUNTS = {
 """End of a path that counts the tokens of a call -> that of the call, and the field of the answer."""
 T = TypeVar("T")
 _USED = KNOWN - UNUSED
-SHORT_BODY = 1 << 16
-"""Bytes that are read in less than a few milliseconds."""
+SHORT_BODY = 1 << 16  # bytes that are read in less than a few milliseconds
 _READER = ThreadPoolExecutor(1, "read-body")
-NO_RETRY = {"x-should-retry": "false"}
-"""Tells the official clients not to send a failed request again."""
+NO_RETRY = {"x-should-retry": "false"}  # tells the official clients not to send a failed request again
 EVENT_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 """Headers of a streamed response."""
 

@@ -18,8 +18,7 @@ from reinforge.rollout.http.endpoint import EpisodeEndpoint, build_ended
 from reinforge.rollout.http.exchange import EndpointRequest, EndpointResponse
 
 KEY_PREFIX = "sk-episode-"
-PIECES_AT_ONCE = 256
-"""Events of a stream that are written before other requests get their turn."""
+PIECES_AT_ONCE = 256  # events of a stream that are written before other requests get their turn
 
 
 class GatewayAccess:

@@ -30,17 +30,14 @@ logger = logging.getLogger(__name__)
 Isolation = Literal["thread", "process"]
 IMPORTED_FILES: set[str] = set()
 """The project's files that workers have imported; like `sys.modules`, which does not know them, for this process."""
-GRACE_S = 1.0
-"""Seconds that a cancelled coroutine gets to end."""
-CLOSE_S = 5.0
-"""Seconds that closing a loop may take."""
+GRACE_S = 1.0  # seconds that a cancelled coroutine gets to end
+CLOSE_S = 5.0  # seconds that closing a loop may take
 CLOSED_FILES = (
     "the run's own files were closed: an agent or an evaluator has closed file descriptors that are not its own "
     "(os.close, os.closerange)\n    fix: close only what that code has opened, or run it in a separate process with "
     "`isolation: process`"
 )
-ROUNDING_S = 1e-3
-"""Seconds by which a timer may fire too early: it would otherwise be set again for no time at all."""
+ROUNDING_S = 1e-3  # seconds by which a timer may fire too early: it would otherwise be set again for no time at all
 
 
 SCOPE: contextvars.ContextVar[ContainedTask[Any] | None] = contextvars.ContextVar("reinforge_scope", default=None)

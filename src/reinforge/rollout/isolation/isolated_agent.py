@@ -32,8 +32,7 @@ from reinforge.types.workflow import BoundWorkflow
 LOADER = "reinforge.rollout.isolation.agent_worker:load_agent"
 REPLY_S = 2.0
 """Seconds after the end of an episode's time in which its worker must say so; one that is blocked does not."""
-MAX_SHARED_ENDS = 2
-"""In how many shared workers that die an episode may be before it gets its own."""
+MAX_SHARED_ENDS = 2  # in how many shared workers that die an episode may be before it gets its own
 
 MARKS = {each.__name__: each for each in (StreamEventData, TTCEventData)}
 

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
-NOT_WAITED_FOR = b"Z"
-"""State of a process that has already exited."""
+NOT_WAITED_FOR = b"Z"  # state of a process that has already exited
 ROUND_S = 0.02
-MAX_ROUNDS = 10
-"""How often marked processes are looked for: one may start another while it is killed."""
+MAX_ROUNDS = 10  # how often marked processes are looked for: one may start another while it is killed
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ import sys
 import time
 
 TICK_S = 0.25
-SECOND_S = 1.0
-"""Seconds for which two signals stay unread before the run is killed."""
+SECOND_S = 1.0  # seconds for which two signals stay unread before the run is killed
 
 
 def main(processes: str, run: int, signals: frozenset[int], limit_s: float, message: str) -> None:

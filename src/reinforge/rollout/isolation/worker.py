@@ -24,8 +24,7 @@ from reinforge.errors import ConfigError, StorageError
 from reinforge.rollout.isolation.containment import create_loop, run_loop
 from reinforge.rollout.isolation.worker_protocol import Message, decode, dump_error, encode, load_error
 
-Perform = Callable[[Message, "JobLink"], Awaitable[Any]]
-"""Does one job and returns its result, as plain data."""
+Perform = Callable[[Message, "JobLink"], Awaitable[Any]]  # does one job and returns its result, as plain data
 
 Loader = Callable[[Any, Path], "tuple[Perform, Message] | Awaitable[tuple[Perform, Message]]"]
 """Imports what the run names; returns how to do a job with it, and what the run wants to know about it."""

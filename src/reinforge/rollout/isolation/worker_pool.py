@@ -25,14 +25,11 @@ from reinforge.rollout.isolation.containment import IMPORTED_FILES, WorkerEnded
 from reinforge.rollout.isolation.processes import describe_exit, kill_group
 from reinforge.rollout.isolation.worker_protocol import Message, decode, encode
 
-START_S = 120.0
-"""Seconds that a worker may take to import the function."""
+START_S = 120.0  # seconds that a worker may take to import the function
 
-END_S = 1.0
-"""Seconds between two looks at whether a silent worker still runs."""
+END_S = 1.0  # seconds between two looks at whether a silent worker still runs
 
-MAX_UNREAD = 1024
-"""Messages of one job that wait to be read; a worker that sends more waits."""
+MAX_UNREAD = 1024  # messages of one job that wait to be read; a worker that sends more waits
 
 WORKER_SETUP: dict[str, dict[str, Any]] = {}
 """`module:name` of functions that each worker calls before it imports the project, with their keyword arguments: what
@@ -40,15 +37,11 @@ this process has done to its own imports, such as `reinforge.compat.nat.install`
 
 
 class WorkerJob:
-    """One job of a worker, as the run sees it.
-
-    Attributes:
-        is_done: Set by the job's owner once its result has come.
-    """
+    """One job of a worker, as the run sees it."""
 
     def __init__(self, worker: Worker, number: int):
         self.worker, self.number = worker, number
-        self.is_done = False
+        self.is_done = False  # set by the job's owner once its result has come
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue(MAX_UNREAD)
 
     async def send(self, message: Message) -> None:
@@ -158,9 +151,6 @@ class WorkerPool:
         name: What messages call the function; None: its `module:name`.
         num_shared: How many workers `share` uses.
         open_transport: Starts a worker; None: in a process of this machine.
-
-    Attributes:
-        description: What the worker that started last said about the function.
     """
 
     def __init__(
@@ -175,7 +165,7 @@ class WorkerPool:
     ):
         self.function, self.project_root, self.loader = function, project_root, loader
         self.name = str(function) if name is None else name
-        self.description: Message = {}
+        self.description: Message = {}  # what the worker that started last said about the function
         self.workers: list[Worker] = []
         self._places = [_Place() for _ in range(num_shared)]
         self._open_transport = open_transport or ProcessTransport.start
@@ -282,8 +272,7 @@ def refuse_other_functions(function: object) -> str:
     return function
 
 
-EXIT_S = 1.0
-"""Seconds between a worker's last message and its exit code."""
+EXIT_S = 1.0  # seconds between a worker's last message and its exit code
 
 PROGRAM = (
     "import sys; sys.path[{start}:] = {path!r}; from reinforge.rollout.isolation.worker import main; main({descriptor})"

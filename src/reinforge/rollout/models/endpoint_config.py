@@ -76,8 +76,7 @@ def validate_url(url: str) -> str:
     return url
 
 
-Url = Annotated[str, AfterValidator(validate_url)]
-"""A setting that is an endpoint's URL."""
+Url = Annotated[str, AfterValidator(validate_url)]  # a setting that is an endpoint's URL
 
 
 def check_authority(parts: SplitResult, instead: str) -> None:

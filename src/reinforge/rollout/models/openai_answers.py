@@ -27,10 +27,8 @@ from pydantic_core import ErrorDetails
 from reinforge.config.problems import EXPECTED as SETTINGS
 from reinforge.rollout.models.openai_http import UnexpectedAnswer
 
-MAX_SHOWN = 40
-"""Characters of a text that a message shows."""
-MAX_COUNT = 10**12
-"""Token counts above this are taken as unreadable; the journal stores 64-bit numbers."""
+MAX_SHOWN = 40  # characters of a text that a message shows
+MAX_COUNT = 10**12  # token counts above this are taken as unreadable; the journal stores 64-bit numbers
 EXPECTED = {
     **{kind: text for kind, text in SETTINGS.items() if "{" not in text},
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
@@ -138,8 +136,7 @@ class ChatAnswer(Answer):
     )
 
 
-TOKEN_ID = "token_id:"
-"""How a server spells a token that it returns as its id (vLLM's `return_tokens_as_token_ids`)."""
+TOKEN_ID = "token_id:"  # how a server spells a token that it returns as its id (vLLM's `return_tokens_as_token_ids`)
 
 
 def read_logprobs(answer: ChatAnswer, index: int) -> dict[str, Any] | None:

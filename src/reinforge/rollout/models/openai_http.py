@@ -32,11 +32,9 @@ T = TypeVar("T")
 
 TOO_BUSY = 429
 RETRYABLE_STATUSES = frozenset({408, 409, TOO_BUSY})
-MAX_WAIT_S = 120.0
-"""If the server asks to wait longer than this, the call fails instead."""
+MAX_WAIT_S = 120.0  # if the server asks to wait longer than this, the call fails instead
 CONNECT_S = 10.0
-UPLOAD_S = 600.0
-"""Minimum time limit of a file upload."""
+UPLOAD_S = 600.0  # minimum time limit of a file upload
 
 
 class RetryableError(Exception):

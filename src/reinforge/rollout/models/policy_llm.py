@@ -17,8 +17,7 @@ from reinforge.types.request import ModelReply, ModelRequest, ReplyDelta
 
 logger = logging.getLogger(__name__)
 
-RESERVED = "training"
-"""A checkpoint's folder for the training state, so no adapter can have this name."""
+RESERVED = "training"  # a checkpoint's folder for the training state, so no adapter can have this name
 
 
 class PolicyLLMConfig(LLMConfig, name="policy"):

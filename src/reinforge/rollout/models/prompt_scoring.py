@@ -25,8 +25,7 @@ from reinforge.types.sample import FloatArray, TrainingSample
 PATH = "/completions"
 PROBE = "The quick brown fox: 3.14 * 2 = 6.28\n\tdef f(x): return [x, {}] # yes, no; na\u00efve, Z\u00fcrich"
 """Text whose tokens are compared with those of the endpoint."""
-MIN_COMPARED = 5
-"""Tokens of the probe that must be comparable; bytes of a split character are not."""
+MIN_COMPARED = 5  # tokens of the probe that must be comparable; bytes of a split character are not
 IDS = "token_id:"
 
 

@@ -91,10 +91,8 @@ SET_BY_RUN = (
 SET_PREFIX = "REINFORGE_"
 INPUT_PLACE, OUTPUT_PLACE = "{input}", "{output}"
 INPUT_FILE, OUTPUT_FILE = "REINFORGE_INPUT_FILE", "REINFORGE_OUTPUT_FILE"
-MAX_ARGUMENT = (128 << 10) - 1
-"""Bytes of one argument on Linux, MAX_ARG_STRLEN."""
-MAX_LINES, MAX_CHARS = 10, 2_000
-"""How much of the end of a program's standard error a reason holds."""
+MAX_ARGUMENT = (128 << 10) - 1  # bytes of one argument on Linux, MAX_ARG_STRLEN
+MAX_LINES, MAX_CHARS = 10, 2_000  # how much of the end of a program's standard error a reason holds
 PLAY = (
     "Do this with the tools of the MCP server `environment`, whose `observe` returns what it says, until a result says "
     "that the episode is over."

@@ -30,8 +30,7 @@ CLIENT_VARIABLES = (
     "XDG_RUNTIME_DIR",
 )
 """Variables that the engine's client needs besides those of every program."""
-KILL_S = 10.0
-"""Seconds that the engine may take to kill a container."""
+KILL_S = 10.0  # seconds that the engine may take to kill a container
 
 
 class ContainerConfig(Block):

@@ -42,10 +42,8 @@ from reinforge.rollout.workflows.templates import (
 from reinforge.types.evaluation import EvalInputItem
 
 SHORT_NAMES = ("example_id", "seed", "is_training", "model", "base_url", "api_key")
-NAMES = ("input", *SHORT_NAMES)
-"""Placeholders of the body; the headers have all but the input."""
-NO_LIMIT_S = 7 * 86_400.0
-"""The episode's own time limit ends a request earlier."""
+NAMES = ("input", *SHORT_NAMES)  # placeholders of the body; the headers have all but the input
+NO_LIMIT_S = 7 * 86_400.0  # the episode's own time limit ends a request earlier
 
 
 class HTTPWorkflowConfig(AgentWorkflowConfig, name="http"):

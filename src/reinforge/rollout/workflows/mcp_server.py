@@ -36,14 +36,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-START_S = 60.0
-"""Seconds that a server may take to start and to list its tools."""
-CLOSE_S = 10.0
-"""Seconds that it may take to end; the SDK itself waits two before it kills."""
-PING_S = 2.0
-"""Seconds in which a server must answer a ping after a call that did not end."""
-CONNECT_S = 30.0
-"""Seconds that connecting to a server, or sending it a request, may take."""
+START_S = 60.0  # seconds that a server may take to start and to list its tools
+CLOSE_S = 10.0  # seconds that it may take to end; the SDK itself waits two before it kills
+PING_S = 2.0  # seconds in which a server must answer a ping after a call that did not end
+CONNECT_S = 30.0  # seconds that connecting to a server, or sending it a request, may take
 
 
 class MCPServerConfig(Block):

@@ -24,8 +24,7 @@ from reinforge.types.workflow import BoundWorkflow
 
 logger = logging.getLogger(__name__)
 
-SHOWN = 200
-"""Characters of an answer that a message shows."""
+SHOWN = 200  # characters of an answer that a message shows
 
 
 class AgentWorkflowConfig(WorkflowConfig):

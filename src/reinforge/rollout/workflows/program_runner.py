@@ -28,15 +28,12 @@ from reinforge.rollout.isolation.processes import (
 )
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 
-CLOSE_S = 0.5
-"""Seconds for which what a program has left behind may still write to its pipes."""
-WATCH_S = 0.25
-"""Seconds between two looks at the memory and the processes of every program."""
+CLOSE_S = 0.5  # seconds for which what a program has left behind may still write to its pipes
+WATCH_S = 0.25  # seconds between two looks at the memory and the processes of every program
 MARK = "REINFORGE_PROCESS_ID"
 """The variable by which a program's processes are recognized, also those that leave its group."""
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
-END_S = 3.0
-"""Seconds that a supervisor gets to kill what its program has started, before its group is killed."""
+END_S = 3.0  # seconds that a supervisor gets to kill what its program has started, before its group is killed
 
 
 class ProgramError(Exception):
@@ -253,8 +250,7 @@ async def end_program(transport: asyncio.SubprocessTransport, output: ProgramOut
     await run_in_daemon_thread(kill, "program-end")
 
 
-RUN_MARK = "REINFORGE_RUN_PROCESS_ID"
-"""The variable by which all programs of a run are recognized."""
+RUN_MARK = "REINFORGE_RUN_PROCESS_ID"  # the variable by which all programs of a run are recognized
 GUARD = (
     "import runpy, shutil, sys; file, mark, folder = sys.argv[1:]; sys.stdin.buffer.read(); "
     "runpy.run_path(file)['kill_marked'](mark); shutil.rmtree(folder, ignore_errors=True)"

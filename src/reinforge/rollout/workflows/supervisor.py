@@ -20,12 +20,9 @@ import sys
 import time
 from typing import NoReturn
 
-SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
-"""Options of Linux's `prctl`."""
-NEW_MOUNTS, NEW_USERS = 0x20000, 0x10000000
-"""Flags of `unshare`."""
-BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 0x40000
-"""Flags of `mount`."""
+SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # options of Linux's `prctl`
+NEW_MOUNTS, NEW_USERS = 0x20000, 0x10000000  # flags of `unshare`
+BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 0x40000  # flags of `mount`
 CANNOT_START = 127
 END_S = 2.0
 ROUND_S = 0.01

@@ -31,8 +31,7 @@ from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.types.evaluation import EvalInputItem
 
-TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Names of functions in OpenAI's API."""
+TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # names of functions in OpenAI's API
 
 
 class ToolFailed(Exception):

@@ -39,15 +39,12 @@ from reinforge.rollout.workflows.templates import fill_text, list_placeholders
 
 logger = logging.getLogger(__name__)
 
-UNCHANGED = (".git", "__pycache__", ".pytest_cache", "node_modules")
-"""Folders that a diff leaves out."""
+UNCHANGED = (".git", "__pycache__", ".pytest_cache", "node_modules")  # folders that a diff leaves out
 REPORT, VERIFIER = "tmp/report.xml", "/logs/verifier"
 MAX_DIFF_CHARS, MAX_DIFF_FILES = 20_000, 50
-MAX_FILE_BYTES, MAX_FILE_LINES = 100_000, 2_000
-"""A larger file is only named in a diff."""
+MAX_FILE_BYTES, MAX_FILE_LINES = 100_000, 2_000  # a larger file is only named in a diff
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-CANNOT_RUN = (126, 127)
-"""Exit codes of a shell, and of our supervisor, for a command that cannot be started."""
+CANNOT_RUN = (126, 127)  # exit codes of a shell, and of our supervisor, for a command that cannot be started
 
 
 class WorkspaceError(Exception):

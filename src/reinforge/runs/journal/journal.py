@@ -44,13 +44,11 @@ from reinforge.runs.rows import EpochMetrics, EpochSnapshot, ValidationRow
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.job import JOB_TRANSITIONS, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 
-INTENT = "intent"
-"""State of a job that is about to be submitted and has no name at its backend yet."""
+INTENT = "intent"  # state of a job that is about to be submitted and has no name at its backend yet
 
 LOCK, OWNER = ".lock", ".owner.json"
 
-OWNER_WAIT_S = 1.0
-"""How long an error message waits for the name of a process that has only just locked the folder."""
+OWNER_WAIT_S = 1.0  # how long an error message waits for the name of a process that has only just locked the folder
 
 
 class RunJournal(JournalReader):

@@ -32,10 +32,8 @@ from reinforge.runs.rows import (
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus
 
 JOURNAL = "run.sqlite"
-REPAIR_NOTES = "repair_notes"
-"""The fact that holds what a rebuilt journal has lost, for the run that resumes."""
-DAMAGE_MARK = ".damaged"
-"""File beside the journal of a run that has met damage in it: the next resume checks every row."""
+REPAIR_NOTES = "repair_notes"  # the fact that holds what a rebuilt journal has lost, for the run that resumes
+DAMAGE_MARK = ".damaged"  # file beside the journal of a run that has met damage in it: the next resume checks every row
 
 
 class JournalReader:

@@ -47,18 +47,15 @@ from reinforge.runs.journal.schema import (
 from reinforge.runs.manifest import GROWING, unlist
 from reinforge.runs.rows import BASELINE
 
-EPISODES = "episodes"
-"""The table that grows with the run; all others grow with its epochs."""
+EPISODES = "episodes"  # the table that grows with the run; all others grow with its epochs
 
 UNUSED = "unused-"
 """Prefix of a checkpoint that is newer than what the journal still knows; its epochs are trained again."""
 
 MAX_PROBLEMS = 10
 
-MAX_WHOLE_BYTES = 128 * 2**20
-"""A larger journal is not read as a whole before each resume."""
-NEWEST_EPISODES = 20_000
-"""Episodes of a larger one that are checked then."""
+MAX_WHOLE_BYTES = 128 * 2**20  # a larger journal is not read as a whole before each resume
+NEWEST_EPISODES = 20_000  # episodes of a larger one that are checked then
 
 
 @dataclass

@@ -20,19 +20,14 @@ from reinforge.runs.journal.episode_json import parse_call
 from reinforge.runs.page.elements import Content, build, build_details
 from reinforge.runs.rows import EpisodeRow
 
-MAX_TEXT = 4000
-"""Longer strings are cut; `reinforge runs show RUN --episode KEY` prints them whole."""
-MAX_TOKENS = 1500
-"""Tokens of one reply that are colored; the rest is plain text."""
-LOGPROB_STEPS = (-0.1, -0.5, -1.0, -2.0, -4.0)
-"""Borders of the colors: p above 0.90, 0.61, 0.37, 0.14, 0.02, and below."""
+MAX_TEXT = 4000  # longer strings are cut; `reinforge runs show RUN --episode KEY` prints them whole
+MAX_TOKENS = 1500  # tokens of one reply that are colored; the rest is plain text
+LOGPROB_STEPS = (-0.1, -0.5, -1.0, -2.0, -4.0)  # borders of the colors: p above 0.90, 0.61, 0.37, 0.14, 0.02, and below
 RELATIVE_STEPS = (0.05, 0.25)
 ENTROPY_STEPS = (0.1, 0.5, 1.0, 1.5, 2.5)
-CHANGE_STEPS = (0.25, 1.0)
-"""Nats; the second is a token that became 2.7 times as likely, or as unlikely."""
+CHANGE_STEPS = (0.25, 1.0)  # nats; the second is a token that became 2.7 times as likely, or as unlikely
 TOKENIZER = "tokenizer.json"
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer writes for a part of a character."""
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer writes for a part of a character
 logger = logging.getLogger(__name__)
 
 

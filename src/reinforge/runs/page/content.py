@@ -19,13 +19,10 @@ from reinforge.runs.rows import EpisodeHead, EpisodeRow, EpochMetrics, Validatio
 from reinforge.runs.run_folder import RUNNING, RunOverview, read_config, read_overview
 from reinforge.runs.summary import RunSummary, summarize_killed_run
 
-MAX_EXAMPLES = 8
-"""Changed examples of each direction whose chats are shown."""
-NUM_PAIRS = 3
-"""Examples on the first screen, with the answers before and after training."""
+MAX_EXAMPLES = 8  # changed examples of each direction whose chats are shown
+NUM_PAIRS = 3  # examples on the first screen, with the answers before and after training
 NUM_GROUPS, NUM_EPISODES, MAX_REASONS = 3, 3, 20
-MAX_SURPRISE = 1000
-"""Episodes among which the most surprising ones are searched."""
+MAX_SURPRISE = 1000  # episodes among which the most surprising ones are searched
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,8 @@ from xml.etree.ElementTree import Element
 from reinforge.evaluation.reasons import shorten_line
 from reinforge.runs.page.elements import Content, build
 
-MAX_QUESTION = 500
-"""Characters of a question."""
-MAX_WORDS = 300
-"""Words of each string that are compared, since the time grows with their product."""
+MAX_QUESTION = 500  # characters of a question
+MAX_WORDS = 300  # words of each string that are compared, since the time grows with their product
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from reinforge.evaluation.statistics import Improvement
 from reinforge.runs.rows import BASELINE
 from reinforge.safe_text import to_printable
 
-Content = Element | str | None
-"""What an element holds: another element, text, or nothing."""
+Content = Element | str | None  # what an element holds: another element, text, or nothing
 NUMBER = re.compile(
     r"(p [=<] )?[-+<]?[\d?][\d,.]*(e[-+]?\d+)?( → [\d?.]+)?"
     r"( [\[(].*[\])])?( ?(%|[A-Za-z]+)( [\d?]+( [a-z]+)?)?)?|unknown|missing|"

@@ -50,14 +50,12 @@ from reinforge.version import __version__
 PAGE = "report.html"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """What the page may load or run: its own style sheet, and nothing else."""
-NUM_CHANGED = 5
-"""Examples before and after training in a notebook."""
+NUM_CHANGED = 5  # examples before and after training in a notebook
 EPISODE_HEADER = (
     *("question", "reply", "expected", "reward", "relative reward"),
     *("evaluators", "outcome", "turns", "tokens", "time, s"),
 )
-MAX_QUOTE = 300
-"""Characters of a prompt or an answer on the first screen."""
+MAX_QUOTE = 300  # characters of a prompt or an answer on the first screen
 NOTED = ("promoted", "reason", "transfer", "warning", "guard", "ignored", "why", "try", "next")
 """Facts that stand beside the verdict."""
 COLORS = {

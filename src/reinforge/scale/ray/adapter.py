@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 5
-"""Attempts at one job, each undone by the death of a worker: perhaps it is the job that kills them."""
+MAX_ATTEMPTS = 5  # attempts at one job, each undone by the death of a worker: perhaps it is the job that kills them
 T = TypeVar("T")
 
 

@@ -22,12 +22,10 @@ from reinforge.rollout.isolation.worker import Link, serve
 from reinforge.rollout.isolation.worker_protocol import Message, decode
 from reinforge.scale.ray.cluster import RayConnection, check_ray
 
-MAX_CALLS = 16_384
-"""Lines that may be on their way to one worker."""
+MAX_CALLS = 16_384  # lines that may be on their way to one worker
 LEAST = {"CPU": 0.01}
 """What the cluster must have. A worker reserves nothing: agents wait for the model most of the time."""
-KILL_S = 1.0
-"""Seconds that an actor gets to kill what its agents have started."""
+KILL_S = 1.0  # seconds that an actor gets to kill what its agents have started
 
 
 class AgentHost:
@@ -144,16 +142,15 @@ class RayAgents:
     async def open(self) -> RayTransport:
         async with self._lock:
             if self._connection is None:
-                self._connection = await run_in_daemon_thread(self._connect, "ray-agents")
+                self._connection = await run_in_daemon_thread(
+                    lambda: RayConnection(self._address, 1, LEAST), "ray-agents"
+                )
         import ray
 
         actor_class = ray.remote(AgentHost).options(
             num_cpus=0, max_concurrency=MAX_CALLS, max_restarts=0, scheduling_strategy="SPREAD"
         )
         return RayTransport(actor_class.remote(sys.path))
-
-    def _connect(self) -> RayConnection:
-        return RayConnection(self._address, 1, LEAST)
 
     async def close(self) -> None:
         if self._connection is not None:

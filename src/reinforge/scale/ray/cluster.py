@@ -23,11 +23,9 @@ TOKEN_SETTINGS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a cluster on this machine, which holds the samples of one job and the files of a checkpoint."""
 
-ROUNDING = 1e-6
-"""0.3 GPU hold three workers of 0.1 each."""
+ROUNDING = 1e-6  # 0.3 GPU hold three workers of 0.1 each
 
-TOKEN = secrets.token_hex(32)
-"""Of the clusters that this process starts, one after the other."""
+TOKEN = secrets.token_hex(32)  # of the clusters that this process starts, one after the other
 
 
 def check_ray(address: str | None) -> list[Problem]:

@@ -21,14 +21,11 @@ from reinforge.types.sample import Sharding
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-PEER_FAILED = "PeerFailed"
-"""Name of the error of a worker that only failed because another did."""
-MAX_FAILURES = 3
-"""Replacements in a row that cannot be used; after them no further one is started."""
+PEER_FAILED = "PeerFailed"  # name of the error of a worker that only failed because another did
+MAX_FAILURES = 3  # replacements in a row that cannot be used; after them no further one is started
 GRACE_S = 30.0
 """How long workers may take to answer, once one of them has lost another, before they are asked for a sign."""
-SIGN_S = 10.0
-"""How long a worker may take to answer a `ping`, whatever else it does."""
+SIGN_S = 10.0  # how long a worker may take to answer a `ping`, whatever else it does
 RESUME = "resume the run with --resume, which starts all workers again"
 
 

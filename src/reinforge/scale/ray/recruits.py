@@ -17,10 +17,8 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.errors import BackendError, BackendUnavailable, ReinforgeError
 from reinforge.scale.engine_worker import EngineWorker, PolicyDescription, find_differences, list_versions
 
-MAX_CALLS = 16_384
-"""Calls that may wait in one worker at a time: replies are requested one by one."""
-NOT_IMPORTED = "failed to import on the worker"
-"""What Ray says if a node cannot import the class of a worker."""
+MAX_CALLS = 16_384  # calls that may wait in one worker at a time: replies are requested one by one
+NOT_IMPORTED = "failed to import on the worker"  # what Ray says if a node cannot import the class of a worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,7 @@ from reinforge.types.sample import LossSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_ATTEMPTS = 3
-"""Workers that may die while they sample one reply: perhaps it is the reply that kills them."""
+MAX_ATTEMPTS = 3  # workers that may die while they sample one reply: perhaps it is the reply that kills them
 PLACEMENT_TIMEOUT_S = 120.0
 
 
@@ -202,15 +201,12 @@ class WorkerGroup(EngineGroup):
             return
         if workers := self.workers:
             try:
-                self._undo(workers)
+                self.members.collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
             except WorkerLost as loss:
                 if self.members.sharding != "full":
                     raise
                 logger.warning("the job cannot be undone, since %s", loss)
                 self.members.lose_shards()
-
-    def _undo(self, workers: Sequence[WorkerHandle]) -> None:
-        self.members.collect([(each, each.actor.undo.remote()) for each in workers], strict=False)
 
     def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
         workers = self.members.list_connected()

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
-PEER_FAILED = "PeerFailed"
-"""Name of the error of a process that only failed because another did."""
+PEER_FAILED = "PeerFailed"  # name of the error of a process that only failed because another did
 GRACE_S = 30.0
 """How long processes may take to answer once one of them has lost another: each waits as long in its exchange."""
 RESUME = "resume the run with --resume"

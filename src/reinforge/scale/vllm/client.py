@@ -28,8 +28,7 @@ from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected
 A = TypeVar("A", bound=Answer)
 
 TOO_LONG = re.compile(r"maximum context length|max_model_len|longer than the maximum", re.IGNORECASE)
-RELOAD_METHOD = "reinforge_reload_weights"
-"""Method that our worker extension adds: see `plugin/reinforge_vllm.py`."""
+RELOAD_METHOD = "reinforge_reload_weights"  # method that our worker extension adds: see `plugin/reinforge_vllm.py`
 
 
 class VLLMClient:

@@ -43,8 +43,7 @@ SWITCHES = {
     "HF_HUB_OFFLINE": "1",
 }
 """What the server needs besides its arguments: the paths by which weights are sent, and nothing from a hub."""
-MIN_BATCHED_TOKENS = 2048
-"""Tokens of one step of a server on a CPU; a prompt that is not split has to fit into one."""
+MIN_BATCHED_TOKENS = 2048  # tokens of one step of a server on a CPU; a prompt that is not split has to fit into one
 POLL_S = 0.1
 SHOWN_LINES = 30
 
@@ -58,8 +57,7 @@ class ServedModelSettings:
     seed: int
     lora_rank: int | None = None  # largest rank of an adapter; None: all weights are trained
     num_adapters: int = 1
-    kv_cache_bytes: int | None = None
-    """Memory for keys and values on a CPU; None: a GPU, and vLLM's own choice."""
+    kv_cache_bytes: int | None = None  # memory for keys and values on a CPU; None: a GPU, and vLLM's own choice
 
 
 def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -> list[str]:

@@ -48,8 +48,7 @@ logger = logging.getLogger(__name__)
 OLDEST, TESTED = (0, 32), "0.32"
 """The first version of vLLM with every path that is needed, and the one that our tests run."""
 MODEL = "model"
-MIN_KV_CACHE = 2**30
-"""Memory for keys and values on a CPU: those of the replies in flight too, beside the prefix cache."""
+MIN_KV_CACHE = 2**30  # memory for keys and values on a CPU: those of the replies in flight too, beside the prefix cache
 
 
 class VLLMSampler:
@@ -67,7 +66,7 @@ class VLLMSampler:
         self._client = VLLMClient(self._connect())
         self._sent: list[Path] = []
         policies = {
-            name: VLLMPolicy(own, self._name_adapter(name) if engine.model.has_adapters else "policy", self)
+            name: VLLMPolicy(own, f"reinforge-{self._run}-{name}" if engine.model.has_adapters else "policy", self)
             for name, own in engine.policies.items()
         }
         self._policies = policies
@@ -89,9 +88,6 @@ class VLLMSampler:
             return self._process.connect(settings)
         assert self.config.url is not None
         return OpenAIEndpoint(settings, self.config.url, self.config.api_key)
-
-    def _name_adapter(self, name: str) -> str:
-        return f"reinforge-{self._run}-{name}"
 
     @property
     def version(self) -> int:

@@ -21,8 +21,7 @@ from reinforge.types.trajectory import Trajectory
 
 PROVER = "argue $stance: every cell is below 4: $cells"
 VERIFIER = "decide: every cell is below 4: you see $seen"
-HINT = "accept or reject?"
-"""The role prompts, which `examples/debate` uses too."""
+HINT = "accept or reject?"  # the role prompts, which `examples/debate` uses too
 
 WORDS = r"[a-h]\d| ?[A-Za-z_]+:?|\d|[^A-Za-z\d]"
 STANCES = ("accept", "reject")
@@ -34,8 +33,7 @@ class DebateRecipe(Recipe):
     num_steps: int = 600
     batch_size: int = 64
     learning_rate: float = 3e-3
-    error_rate: float = 0.1
-    """Share of the verifier's decisions that are wrong."""
+    error_rate: float = 0.1  # share of the verifier's decisions that are wrong
 
 
 def make_tokenizer() -> Any:

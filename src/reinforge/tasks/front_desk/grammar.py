@@ -19,8 +19,7 @@ from reinforge.registry import register_dataset
 from reinforge.tasks.datasets import SplitDataset, read_words
 from reinforge.types.seeding import stable_random
 
-WORD = "quibbern"
-"""A made-up word; stands for anything that a target must not say."""
+WORD = "quibbern"  # a made-up word; stands for anything that a target must not say
 
 _WORDS = read_words(__file__)
 PLACES, TIMES = _WORDS["places"], _WORDS["times"]

@@ -27,8 +27,7 @@ class FrontDeskRecipe(Recipe):
     max_model_len: int = 256
     num_steps: int = 300
     batch_size: int = 32
-    leak_rate: float = 0.15
-    """Share of the desk's examples about a leaking subject."""
+    leak_rate: float = 0.15  # share of the desk's examples about a leaking subject
     near_miss_rate: float = 0.15
     """Share about only the place or only the time of one, so that the desk learns the difference."""
 

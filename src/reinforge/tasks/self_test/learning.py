@@ -28,8 +28,7 @@ from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 
 RUN = "self-test"
-STOP_AFTER_TOKENS = 1500
-"""Sampled tokens after which the run is stopped; an epoch samples 256, the baseline 100."""
+STOP_AFTER_TOKENS = 1500  # sampled tokens after which the run is stopped; an epoch samples 256, the baseline 100
 
 Run = Callable[[LoadedConfig, RunOptions], RunSummary]
 

@@ -20,8 +20,7 @@ from reinforge.types.request import Message
 from reinforge.types.seeding import stable_random
 
 _WORDS = read_words(__file__)
-PRICES: dict[str, int] = _WORDS["prices"]
-"""What `lookup` returns; no prompt shows it."""
+PRICES: dict[str, int] = _WORDS["prices"]  # what `lookup` returns; no prompt shows it
 PRICE_WORDINGS = _WORDS["price_wordings"]
 SUM_WORDINGS = _WORDS["sum_wordings"]
 

@@ -31,8 +31,7 @@ from reinforge.tasks.tickets.ticket import FIELDS, Ticket
 _WORDS = read_words(__file__)
 PRODUCTS, STORIES, URGENCY = _WORDS["products"], _WORDS["stories"], _WORDS["urgency"]
 ASKS = {wants_refund: _WORDS["asks"][str(wants_refund).lower()] for wants_refund in (True, False)}
-DENIALS = _WORDS["denials"]
-"""Sentences for e-mails with another issue."""
+DENIALS = _WORDS["denials"]  # sentences for e-mails with another issue
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ class DeskRecipe(Recipe):
     max_model_len: int = 192
     num_steps: int = 200
     batch_size: int = 32
-    wording_share: float = 0.75
-    """Share of the wordings in the training e-mails; the task's e-mails use all of them."""
+    wording_share: float = 0.75  # share of the wordings in the training e-mails; the task's e-mails use all of them
     field_accuracy: float = 0.9
     fault_rate: float = 0.1
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from reinforge.runs.journal.reader import JournalReader
 
-NUM_SOLVED, NUM_UNSOLVED = 4, 1
-"""Problems that are shown: newly solved ones, and one that is still wrong."""
+NUM_SOLVED, NUM_UNSOLVED = 4, 1  # problems that are shown: newly solved ones, and one that is still wrong
 MAX_KEYS = 10_000
 
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 
 from reinforge.tasks.datasets import read_words
 
-Wordings = Mapping[str, Sequence[str]]
-"""Wordings by operator."""
+Wordings = Mapping[str, Sequence[str]]  # wordings by operator
 
 _WORDS = read_words(__file__)
-WORDINGS: Wordings = _WORDS["wordings"]
-"""Wordings of `train` and `select`."""
+WORDINGS: Wordings = _WORDS["wordings"]  # wordings of `train` and `select`
 CONFIRM_WORDINGS: Wordings = _WORDS["confirm_wordings"]
 NAMES = _WORDS["names"]
 THINGS = _WORDS["things"]

@@ -21,8 +21,7 @@ from reinforge.types.trajectory import Trajectory
 
 WORDS = r"[0-9]+| ?[A-Za-z]+|[^A-Za-z0-9\s]+|\s"
 NUM_TOKENIZER_PROBLEMS = 2000
-LARGEST = 10
-"""Largest number of the problems that the starter knows, but for the first one of a division."""
+LARGEST = 10  # largest number of the problems that the starter knows, but for the first one of a division
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,7 @@ class HastyRecipe(Recipe):
     max_model_len: int = 128
     num_steps: int = 300
     batch_size: int = 64
-    operator_accuracy: float = 0.5
-    """Probability that the calculation to imitate has the right operation."""
+    operator_accuracy: float = 0.5  # probability that the calculation to imitate has the right operation
 
 
 def list_small_calculations() -> list[Calculation]:

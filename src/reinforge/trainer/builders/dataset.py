@@ -36,8 +36,7 @@ from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollec
 
 logger = logging.getLogger(__name__)
 
-LEFT_OUT = "do not fit the model's context and are left out"
-"""What the note about rows that are too long says."""
+LEFT_OUT = "do not fit the model's context and are left out"  # what the note about rows that are too long says
 
 DATASET = "eval.general.dataset"
 

@@ -38,14 +38,10 @@ class GroupTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="group"):
 
 
 class GroupTrajectoryBuilder(TrajectoryBuilder):
-    """Collects `num_generations` episodes of each example and returns all groups.
-
-    Attributes:
-        groups_are_examples: True: each example makes exactly one group, named by the example's id.
-    """
+    """Collects `num_generations` episodes of each example and returns all groups."""
 
     siblings_setting = "num_generations"
-    groups_are_examples = True
+    groups_are_examples = True  # True: each example makes exactly one group, named by the example's id
     is_resumable = True
     requires_policy_llm = True
     collects_ahead = True
@@ -267,8 +263,7 @@ def find_remote_entries(config: Config) -> list[str]:
 
 logger = logging.getLogger(__name__)
 
-KEPT_KEYS = ("tool_calls", "tool_call_id", "function_call", "name")
-"""What an item's `metadata` keeps of its message."""
+KEPT_KEYS = ("tool_calls", "tool_call_id", "function_call", "name")  # what an item's `metadata` keeps of its message
 
 ROLES = frozenset(role.value for role in EpisodeItemRole)
 

@@ -128,8 +128,7 @@ def _get_floor(algorithm: Algorithm) -> float | None:
     return algorithm.min_reward if isinstance(algorithm, RejectionSampling) else None
 
 
-GOOD = 0.5
-"""Reward from which a reply with a thumb is good."""
+GOOD = 0.5  # reward from which a reply with a thumb is good
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.steps import IntermediateStepType, TTCEventData
 from reinforge.types.trajectory import DPOItem, OpenAIMessage, Trajectory
 
-ROUNDING = 1e-9
-"""Differences of scores closer than this are equal."""
+ROUNDING = 1e-9  # differences of scores closer than this are equal
 
 
 class DPOTrajectoryBuilderConfig(GroupTrajectoryBuilderConfig, name="dpo_traj_builder"):

@@ -45,15 +45,12 @@ from reinforge.trainer.provenance import hash_data
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.evaluation import EvaluationReport, MetricSummary
 
-MIN_MOVE = 0.01
-"""A model whose log-probs move by less than these nats a token says the same as before."""
+MIN_MOVE = 0.01  # a model whose log-probs move by less than these nats a token says the same as before
 MEASURED_FACTOR, EXTRAPOLATED_FACTOR = 1.5, 2.5
 """How many times longer or shorter a run may take than predicted, where its epochs were measured or extrapolated."""
 NUM_REPLIES = 8
-MINUTES = (10, 30, 120)
-"""Times for which sizes are suggested."""
-MIN_CONFIRM = 6
-"""With fewer examples the verdict can never show an improvement, and `describe_power` says so."""
+MINUTES = (10, 30, 120)  # times for which sizes are suggested
+MIN_CONFIRM = 6  # with fewer examples the verdict can never show an improvement, and `describe_power` says so
 
 
 async def preflight(
@@ -371,17 +368,14 @@ def predict_signal_share(groups: Sequence[Sequence[float]], size: int, min_rewar
     Args:
         min_reward_diff: Rewards that differ by less count as equal.
     """
-    counts = [_count_levels(group, max(ZERO_VARIANCE, min_reward_diff)) for group in groups if len(group) > 1]
+    width = max(ZERO_VARIANCE, min_reward_diff)
+    counts = [Counter(round(reward / width) for reward in group) for group in groups if len(group) > 1]
     total: Counter[int] = sum(counts, Counter())
     if not total:
         return None
     shares = {level: count / total.total() for level, count in total.items()}
     best = max(CONCENTRATIONS, key=lambda a: sum(_log_likelihood(each, shares, a) for each in counts))
     return 1 - sum(math.exp(_log_all_equal(share, size, best)) for share in shares.values())
-
-
-def _count_levels(rewards: Sequence[float], width: float) -> Counter[int]:
-    return Counter(round(reward / width) for reward in rewards)
 
 
 def _log_likelihood(counts: Mapping[int, int], shares: Mapping[int, float], concentration: float) -> float:

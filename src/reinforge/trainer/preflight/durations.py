@@ -26,8 +26,7 @@ from reinforge.runs.forecast import COLLECT, HELD_OUT, TRAIN, RunSize
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.rows import EpochMetrics
 
-PUBLISH = ("ADOPT", "VALIDATE")
-"""Stages of an epoch after its job; the epoch's files are written in the first one."""
+PUBLISH = ("ADOPT", "VALIDATE")  # stages of an epoch after its job; the epoch's files are written in the first one
 
 
 class StageClock(SilentProgress):

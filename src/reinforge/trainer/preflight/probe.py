@@ -81,15 +81,11 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_SHARE, SCORE_SHARE, VALIDATION_SHARE, EPOCH_SHARE = 0.4, 0.2, 0.25, 0.8
 """Shares of the time that is left which sampling, scoring again, validating and whole epochs may take."""
-NUM_FIRST = 4
-"""Examples that are sampled first, to see how many there is time for."""
-MAX_EPOCHS = 4
-"""Whole epochs of a probe: the first one is slower than the others, and short ones need not be many."""
-SMALL_JOB = 4
-"""How many times fewer groups the smaller one of two jobs has that are timed."""
+NUM_FIRST = 4  # examples that are sampled first, to see how many there is time for
+MAX_EPOCHS = 4  # whole epochs of a probe: the first one is slower than the others, and short ones need not be many
+SMALL_JOB = 4  # how many times fewer groups the smaller one of two jobs has that are timed
 NAME = "preflight"
-NUM_MOVED = 8
-"""Replies whose log-probs are compared before and after the probed epochs."""
+NUM_MOVED = 8  # replies whose log-probs are compared before and after the probed epochs
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,17 +22,14 @@ from enum import StrEnum
 
 from reinforge.trainer.guards import MAX_CUT, SOME_SIGNAL
 
-GROUP_SIZES = (4, 8, 16, 32)
-"""Group sizes to choose from."""
-ENOUGH_SIGNAL = 0.5
-"""A group size suffices if this share of its groups has signal."""
+GROUP_SIZES = (4, 8, 16, 32)  # group sizes to choose from
+ENOUGH_SIGNAL = 0.5  # a group size suffices if this share of its groups has signal
 MAX_NOISE, SOME_NOISE = 0.5, 0.2
 """Share of the spread within groups that is noise of the evaluator: too much; enough to compare only clear pairs."""
 MAX_FAILURES = 0.5
 """Share of episodes that the policy fails above which the prompt comes first; `MAX_CUT` is that of cut replies."""
 ALREADY = "The file already asks for that"
-TOP = 0.95
-"""A mean of scores from 0 to 1 above which there is little left to improve."""
+TOP = 0.95  # a mean of scores from 0 to 1 above which there is little left to improve
 
 
 class Advice(StrEnum):

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from reinforge.engine.devices import MemoryUse
 
 GIB = 2**30
-QUESTION, ANSWER = 30, 60
-"""Characters that are shown of a question and of its reply; `--json` has both whole."""
+QUESTION, ANSWER = 30, 60  # characters that are shown of a question and of its reply; `--json` has both whole
 
 
 @dataclass(frozen=True, slots=True)

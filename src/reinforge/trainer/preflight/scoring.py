@@ -14,8 +14,7 @@ from reinforge.rollout.episode import with_steps
 from reinforge.types.episode import EpisodeRecord
 from reinforge.types.trajectory import Outcome
 
-MAX_RESCORED = 40
-"""Answers that are scored a second time; a judge may be slow and paid for."""
+MAX_RESCORED = 40  # answers that are scored a second time; a judge may be slow and paid for
 
 Pairs = list[tuple[float, float]]
 

@@ -30,8 +30,7 @@ from reinforge.trainer.setup.effective_settings import effective_settings
 from reinforge.trainer.setup.prepare import build_parts, require_enabled, try_build_parts
 from reinforge.types.evaluation import EvalInputItem
 
-DRY = "-dry"
-"""Suffix of a folder that holds only a resolved configuration."""
+DRY = "-dry"  # suffix of a folder that holds only a resolved configuration
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ from reinforge.types.workflow import BoundWorkflow
 logger = logging.getLogger(__name__)
 
 BUNDLED = "bundled:"
-DRIVER = "driver"
-"""The placement of an agent that runs in this process."""
+DRIVER = "driver"  # the placement of an agent that runs in this process
 DATASET = "eval.general.dataset"
 
 

@@ -14,11 +14,9 @@ from reinforge.engine.model.source import find_weights
 from reinforge.errors import Problem
 from reinforge.files import find_existing_folder
 
-CHECKPOINTS_KEPT = 3
-"""A run keeps the base, the best and the newest checkpoint."""
+CHECKPOINTS_KEPT = 3  # a run keeps the base, the best and the newest checkpoint
 
-BYTES_PER_WEIGHT = 4
-"""Of a model that was loaded from a GGUF file: quantized weights become float32."""
+BYTES_PER_WEIGHT = 4  # of a model that was loaded from a GGUF file: quantized weights become float32
 
 OUTPUT_DIR = "finetuning.output_dir"
 

@@ -25,8 +25,7 @@ from reinforge.version import __version__
 State = Literal["ok", "absent", "warning", "broken"]
 
 GIB = 2**30
-MIN_FREE = GIB
-"""With less free space on a disk, the checkpoints of even a small run may not fit."""
+MIN_FREE = GIB  # with less free space on a disk, the checkpoints of even a small run may not fit
 _REQUIREMENT = re.compile(
     r'^(?P<name>[\w.-]+)(?:\[[^]]*\])?(?P<versions>[^;]*)(?:;.*extra == [\'"](?P<extra>[\w-]+)[\'"])?'
 )

@@ -132,8 +132,7 @@ async def bind_parts(loaded: LoadedConfig, parts: Parts, context: RunContext) ->
     return runner
 
 
-KEY = "tracking_key"
-"""The fact of a run that names it at every tracker."""
+KEY = "tracking_key"  # the fact of a run that names it at every tracker
 
 
 def start_guards(parts: Parts, context: RunContext) -> None:

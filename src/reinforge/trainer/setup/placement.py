@@ -24,8 +24,7 @@ from reinforge.types.workflow import BoundWorkflow
 
 LOADER = "reinforge.trainer.setup.placed_agent:load_workflow"
 RAY = "ray"
-RAY_AGENTS = "reinforge.scale.ray.agents:start_agents"
-"""What opens workers on the nodes of a Ray cluster."""
+RAY_AGENTS = "reinforge.scale.ray.agents:start_agents"  # what opens workers on the nodes of a Ray cluster
 PLACEMENT = ("placement", "num_processes")
 AGENT_SECTIONS = ("workflow", "functions", "llms")
 """Sections that the agent is made of; what cannot be sent of others is left out."""

@@ -177,14 +177,11 @@ def _shorten(file: Path | None, root: Path) -> str:
 def _list_variables(loaded: LoadedConfig, hosts: dict[str, list[str]]) -> Iterator[NamedVariable]:
     by_component = {path: url for url, paths in hosts.items() for path in paths}
     for path, raw in loaded.placeholders.items():
-        host = next((by_component[above] for above in _iterate_above(path) if above in by_component), "")
+        above = (format_path(path[:end]) for end in range(len(path), 0, -1))
+        host = next((by_component[each] for each in above if each in by_component), "")
         for match in PLACEHOLDER.finditer(raw):
             if match["name"]:
                 yield NamedVariable(match["name"], format_path(path), host)
-
-
-def _iterate_above(path: KeyPath) -> Iterator[str]:
-    return (format_path(path[:end]) for end in range(len(path), 0, -1))
 
 
 def _iterate_hosts(loaded: LoadedConfig) -> Iterator[tuple[str, Any, str]]:

@@ -14,11 +14,9 @@ DEFAULTS = FinetuneRunConfig()
 REMOTE_FLAGS = ("endpoint", "endpoint_timeout", "result_json_path")
 
 NUM_EXAMPLES = 2
-SMALLEST_GROUP = 2
-"""Examples and siblings of a `--smoke` run; a group of one has nothing to compare."""
+SMALLEST_GROUP = 2  # examples and siblings of a `--smoke` run; a group of one has nothing to compare
 
-MAX_REFILLS = 16
-"""How often `--smoke` may collect again until a group has signal, so that it makes an optimizer step."""
+MAX_REFILLS = 16  # how often `--smoke` may collect again until a group has signal, so that it makes an optimizer step
 
 
 def validate_run_settings(run: FinetuneRunConfig, workflow: object = None) -> list[Problem]:

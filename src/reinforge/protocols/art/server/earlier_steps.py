@@ -23,8 +23,7 @@ from reinforge.types.sample import FloatArray
 if TYPE_CHECKING:
     from reinforge.engine import Engine
 
-MAX_LOADED = 2
-"""Most earlier steps in memory."""
+MAX_LOADED = 2  # most earlier steps in memory
 
 
 class ModelStep(OnDemandPolicy):

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from reinforge.engine import Engine
 
 
-DEFAULT_LEARNING_RATE = 5e-6
-"""That of ART's clients."""
+DEFAULT_LEARNING_RATE = 5e-6  # that of ART's clients
 REQUIRED: dict[str, Any] = {
     "advantage_balance": 0.0,
     "allow_training_without_logprobs": False,

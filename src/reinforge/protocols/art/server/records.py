@@ -22,8 +22,7 @@ from reinforge.files import find_damage, find_json, make_private_folder, remove_
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-RETRY_S = 600.0
-"""How long after a job a client may send its request again."""
+RETRY_S = 600.0  # how long after a job a client may send its request again
 _STEP = re.compile(r"step-(\d+)")
 
 

@@ -26,12 +26,9 @@ from reinforge.types.episode import ModelCall
 from reinforge.types.request import Message, ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, Trajectory
 
-MAX_TOKENS = 8_000_000
-"""Maximum tokens, of prompts and replies together, that are kept; the oldest replies go first."""
-ReplyKey = tuple[str, tuple[float, ...]]
-"""The base model and the log-probs of a reply."""
-TokenIds = tuple[tuple[int, ...], tuple[int, ...]]
-"""The tokens of a prompt and of its reply."""
+MAX_TOKENS = 8_000_000  # maximum tokens, of prompts and replies together, that are kept; the oldest replies go first
+ReplyKey = tuple[str, tuple[float, ...]]  # the base model and the log-probs of a reply
+TokenIds = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens of a prompt and of its reply
 
 
 class SampledReplies:

@@ -14,8 +14,7 @@ from reinforge.serving.routes import ApiError, read_page_query, write_page
 MAX_NAME = 200
 PAGE = 100
 _NAME = re.compile(r"[\w.@+ -]{1,200}")
-_STEP = re.compile(r".*@\d+")
-"""Names of steps."""
+_STEP = re.compile(r".*@\d+")  # names of steps
 
 
 def read_name(body: Mapping[str, Any], field: str, default: str | None) -> str:

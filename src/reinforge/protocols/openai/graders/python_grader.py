@@ -33,8 +33,7 @@ TIMEOUT_S = 20.0
 MAX_MEMORY_MB = 512
 MAX_PROCESSES = 1
 MAX_FILE_BYTES = 1 << 24
-MAX_AT_ONCE = 4
-"""Graders that run at a time; further ones wait."""
+MAX_AT_ONCE = 4  # graders that run at a time; further ones wait
 SHOWN = 2000
 
 PROGRAM = """

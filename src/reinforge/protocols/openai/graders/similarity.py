@@ -25,10 +25,8 @@ from reinforge.errors import ConfigError
 WORD = re.compile(r"\w+|[^\w\s]")
 PLAIN_WORD = re.compile(r"[^\W_]+")
 MAX_ORDER = 4
-MAX_WORDS = 4096
-"""Longer texts are compared by this many words: the time of rouge_l grows with the square."""
-MAX_CHARACTERS = 20_000
-"""The same for fuzzy_match."""
+MAX_WORDS = 4096  # longer texts are compared by this many words: the time of rouge_l grows with the square
+MAX_CHARACTERS = 20_000  # the same for fuzzy_match
 NEEDS_RAPIDFUZZ = ("fuzzy_match", "rouge_l")
 
 

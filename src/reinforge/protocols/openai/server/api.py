@@ -45,8 +45,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PER_PAGE = 100
 METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
-NO_RETRY = {"x-should-retry": "false"}
-"""A conflict stays one however often the request is sent."""
+NO_RETRY = {"x-should-retry": "false"}  # a conflict stays one however often the request is sent
 IDEMPOTENCY_KEY = "idempotency-key"
 MAX_KEY = 512
 RESUMED = dict.fromkeys((JobState.VALIDATING, JobState.QUEUED), (JobState.QUEUED, JobState.RUNNING))
@@ -228,8 +227,7 @@ class FineTuningApi(Feature):
             raise ApiError(400, message, code=code, headers=NO_RETRY) from None
 
 
-FOLDER = "fine_tuning"
-"""The folder of the API's data, in the server's."""
+FOLDER = "fine_tuning"  # the folder of the API's data, in the server's
 
 
 async def make_fine_tuning(host: TrainingHost) -> FineTuningApi:

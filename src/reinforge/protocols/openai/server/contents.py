@@ -19,8 +19,7 @@ from reinforge.files import STAGED, make_private_folder, open_private, replace_f
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.serving.routes import ApiError
 
-ID = re.compile(r"[a-z0-9-]{1,64}")
-"""Every id that the server makes; anything else in a URL leads to no file."""
+ID = re.compile(r"[a-z0-9-]{1,64}")  # every id that the server makes; anything else in a URL leads to no file
 CHUNK_BYTES = 1 << 16
 
 

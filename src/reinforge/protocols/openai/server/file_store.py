@@ -115,8 +115,7 @@ class Database:
         return rows[:limit], len(rows) > limit
 
 
-RETRY_S = 600.0
-"""Seconds for which a client's retry is recognized by its body."""
+RETRY_S = 600.0  # seconds for which a client's retry is recognized by its body
 
 
 class FileStore(Database):

@@ -35,10 +35,8 @@ T = TypeVar("T")
 
 PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 MAX_FILES_PER_PAGE = 10_000
-UPLOAD_S = 3600
-"""Seconds that an upload has until it must be completed."""
-EXPIRY_S = (3600, 2_592_000)
-"""Least and most seconds of `expires_after`."""
+UPLOAD_S = 3600  # seconds that an upload has until it must be completed
+EXPIRY_S = (3600, 2_592_000)  # least and most seconds of `expires_after`
 
 
 @dataclass(frozen=True, slots=True)

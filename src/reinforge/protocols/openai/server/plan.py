@@ -36,13 +36,11 @@ from reinforge.protocols.openai.server.training_rows import ROW, ROW_ID
 from reinforge.trainer.api import build_sections
 from reinforge.types.sample import LossSpec
 
-RUN = "run"
-"""Name of the run folder of a job, inside the job's folder."""
+RUN = "run"  # name of the run folder of a job, inside the job's folder
 TRAINING_ROWS, VALIDATION_ROWS = "training.jsonl", "validation.jsonl"
 REWARD = "score"
 NUM_GENERATIONS = 8
-KEPT_CHECKPOINTS = 3
-"""The newest checkpoints of a job, which are served when it has succeeded."""
+KEPT_CHECKPOINTS = 3  # the newest checkpoints of a job, which are served when it has succeeded
 MIN_ROWS, MAX_EPOCHS, USUAL_EPOCHS = 100, 25, 3
 
 

@@ -31,10 +31,8 @@ from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 
 CONFIG, ENDED, NOTE, LOCK = "config.json", "ended.json", "note.json", ".process.lock"
-STOP_S = 15.0
-"""Seconds that the run has to stop once the server is gone."""
-LOCK_S = 60.0
-"""Seconds for which the process of an earlier server may still be ending."""
+STOP_S = 15.0  # seconds that the run has to stop once the server is gone
+LOCK_S = 60.0  # seconds for which the process of an earlier server may still be ending
 INTERRUPTED = "interrupted"
 
 

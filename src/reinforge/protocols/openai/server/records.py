@@ -44,10 +44,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 }
 
 
-MAX_MESSAGE = 4000
-"""Maximum characters of the message of a job's error."""
-ORGANIZATION = "reinforge"
-"""The organization of every job and model: there is one for each server."""
+MAX_MESSAGE = 4000  # maximum characters of the message of a job's error
+ORGANIZATION = "reinforge"  # the organization of every job and model: there is one for each server
 
 
 @dataclass(frozen=True, slots=True)

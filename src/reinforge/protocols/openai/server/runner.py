@@ -48,8 +48,7 @@ from reinforge.serving.loading import BaseModels
 from reinforge.serving.routes import ApiError, hide_paths
 
 LOG = "process.log"
-STOP_S = 20.0
-"""Seconds that a process has to write its last checkpoint once it is told to stop; then it is killed."""
+STOP_S = 20.0  # seconds that a process has to write its last checkpoint once it is told to stop; then it is killed
 
 
 class JobProcess:

@@ -25,8 +25,7 @@ from reinforge.protocols.openai.graders.templates import TemplateError, check_fi
 
 ROW_ID, PROMPT, ROW = "id", "prompt", "row"
 """Columns of the file that a reinforcement job is given: the prompt, and the whole row for the grader."""
-MAX_SHOWN_ROWS = 16
-"""Training rows by which a job without a validation file shows its progress."""
+MAX_SHOWN_ROWS = 16  # training rows by which a job without a validation file shows its progress
 TOOL_KEYS = ("tools", "parallel_tool_calls", "functions")
 MESSAGE_KEYS = (
     "role", "content", "name", "weight", "refusal", "tool_calls", "tool_call_id", "reasoning_content", "reasoning",

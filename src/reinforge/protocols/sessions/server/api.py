@@ -62,8 +62,7 @@ from reinforge.types.request import TokenLogprobs
 
 logger = logging.getLogger(__name__)
 
-MAX_WAIT_S = 30.0
-"""Longest that one request waits for a job."""
+MAX_WAIT_S = 30.0  # longest that one request waits for a job
 B = TypeVar("B", bound=BaseModel)
 
 

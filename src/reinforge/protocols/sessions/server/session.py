@@ -236,8 +236,7 @@ def _read_settings(folder: Path) -> OpenSession | None:
 
 
 OWN_MODULES = "reinforge.algorithms."
-TEACHER = "distill"
-"""The algorithm with a model of the client's configuration, which is not here."""
+TEACHER = "distill"  # the algorithm with a model of the client's configuration, which is not here
 
 
 def read_settings(opened: OpenSession, bases: BaseModels, device: str) -> FinetuneConfig:

@@ -49,12 +49,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 API = "/api/v1"
-POLL_S = 20.0
-"""How long a poll for a result waits; the SDK gives up after 45 s."""
-SWEEP_S = 10.0
-"""How often sessions, results and checkpoints are looked through for those whose time has passed."""
-MAX_CHUNK_BYTES = 5_000_000
-"""How much the SDK sends in one forward_backward."""
+POLL_S = 20.0  # how long a poll for a result waits; the SDK gives up after 45 s
+SWEEP_S = 10.0  # how often sessions, results and checkpoints are looked through for those whose time has passed
+MAX_CHUNK_BYTES = 5_000_000  # how much the SDK sends in one forward_backward
 NOTICE = "LoRA on attention and MLP; the output layer stays unchanged (train_unembed has no effect)"
 
 
@@ -323,8 +320,7 @@ def _choose_page(request: web.Request, found: list[Any]) -> tuple[list[Any], dic
 _PAGE = (("offset", "0"), ("limit", "100"))
 
 
-KEY_PREFIX = "tml-"
-"""What every key of Tinker's SDK begins with."""
+KEY_PREFIX = "tml-"  # what every key of Tinker's SDK begins with
 
 
 async def make_tinker(host: TrainingHost) -> TinkerApi:

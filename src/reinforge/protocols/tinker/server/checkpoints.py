@@ -22,11 +22,9 @@ from reinforge.files import find_damage, read_json_file, remove_folder
 from reinforge.serving.routes import ApiError
 
 SCHEME = "tinker://"
-KINDS = {"weights": "training", "sampler_weights": "sampler"}
-"""Part of the path -> the SDK's type of checkpoint."""
+KINDS = {"weights": "training", "sampler_weights": "sampler"}  # part of the path -> the SDK's type of checkpoint
 NOTE = "tinker.json"
-LAST_S = datetime.max.replace(tzinfo=UTC).timestamp() - 1
-"""Unix time of the last date."""
+LAST_S = datetime.max.replace(tzinfo=UTC).timestamp() - 1  # Unix time of the last date
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}:train:[0-9]{1,9}")
 

@@ -23,10 +23,8 @@ from reinforge.safe_text import redact_secrets
 from reinforge.serving.routes import ApiError, hide_paths
 
 logger = logging.getLogger(__name__)
-KEEP_S = 600.0
-"""Seconds for which a result is kept: its client may ask again, if the first answer was lost."""
-MAX_BYTES = 1 << 28
-"""Maximum bytes of results; the oldest ones that were retrieved go first."""
+KEEP_S = 600.0  # seconds for which a result is kept: its client may ask again, if the first answer was lost
+MAX_BYTES = 1 << 28  # maximum bytes of results; the oldest ones that were retrieved go first
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from reinforge.types.sample import BoolArray, FloatArray, LossSpec, TrainingSamp
 TARGETS, MASK = "target_tokens", "sequence_ratio_mask"
 CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 """Between which the ratio stays; the service's defaults of ppo."""
-MIN_CONTEXT = 8
-"""Least number of leading positions without a number that are computed once for several data."""
+MIN_CONTEXT = 8  # least number of leading positions without a number that are computed once for several data
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,7 @@ class OptimStep(OfModel):
     optimizer_params: OptimizerFamily | None = None
 
 
-MAX_TTL_S = 10 * 366 * 24 * 3600
-"""Seconds that a checkpoint may live: ten years, so that its end is a date."""
+MAX_TTL_S = 10 * 366 * 24 * 3600  # seconds that a checkpoint may live: ten years, so that its end is a date
 
 
 class SaveWeights(OfModel):

@@ -21,10 +21,8 @@ from reinforge.protocols.tinker.server.futures import Job, TinkerFuture, TinkerF
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.serving.routes import ApiError
 
-MAX_AHEAD = 10_000
-"""How far the seq_id of a request may be ahead of the next one to run."""
-MAX_WAITING = 1000
-"""Maximum requests of a model that wait for their turn."""
+MAX_AHEAD = 10_000  # how far the seq_id of a request may be ahead of the next one to run
+MAX_WAITING = 1000  # maximum requests of a model that wait for their turn
 MAX_WAITING_BYTES = 1 << 26
 """Maximum bytes of their bodies; the next request to run is taken in any case, so that the others get their turn."""
 KEPT_SNAPSHOTS = 8

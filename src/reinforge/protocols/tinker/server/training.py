@@ -38,10 +38,8 @@ from reinforge.types.sample import AdamSettings
 SILENCE_S = 60.0
 """Seconds of silence after which a session ends if another one needs its slot; a living client sends a heartbeat every
 10 s."""
-QUIET_S = 15.0
-"""Seconds of silence after which a client may have ended."""
-POLL_S = 1.0
-"""How often a free slot is looked for."""
+QUIET_S = 15.0  # seconds of silence after which a client may have ended
+POLL_S = 1.0  # how often a free slot is looked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,9 @@ from reinforge.serving.routes import ApiError
 from reinforge.types.sample import FloatArray, IntArray
 
 CONTENT_TYPE = "application/x-protobuf"
-ARRAYS = "ArrayRecord"
-"""The SDK's name for outputs that are arrays."""
+ARRAYS = "ArrayRecord"  # the SDK's name for outputs that are arrays
 STOP_REASONS = {"stop": 0, "length": 1}
-MISSING_LOGPROB = -99999.0
-"""Stands where fewer tokens are named than were asked for."""
+MISSING_LOGPROB = -99999.0  # stands where fewer tokens are named than were asked for
 _SCHEMA = {
     "SampleResponse": "1 sequences SampledSequence*, 2 prompt_logprobs bytes, 3 topk_prompt_logprobs TopkLogprobs, "
     "4 prompt_cache_hit_tokens int32",
