@@ -40,6 +40,9 @@ def test_power_is_told_with_its_assumption():
     assert of_few.startswith("100 confirm examples of 20 prompts cannot show less than ±0.24 (")
     few = "100 confirm examples of 5 prompts: fewer than 6 can never show an improvement"
     assert describe_power(GateConfig(), names(100, 5)) == few
+    against = describe_power(GateConfig(reference="logs"), names(100))
+    assert against.startswith("100 confirm examples give an interval of ±0.10 (")
+    assert against.endswith("); not worse than logs needs one above -0.02")
 
 
 @pytest.mark.parametrize(
