@@ -5,8 +5,8 @@
 
 calls    CPU time of the process for one more call of an episode, by the tokens of its prompt and its reply: where every
          prompt is new, and in a conversation, whose calls add a reply and a message of 24 tokens to the history. The
-         reply is made beforehand. The journal's bytes for each call stand beside those of what is new in it as JSON (its
-         messages, reply, token ids and log-probs), compressed by zstandard at level 3.
+         reply is made beforehand. The bytes of its row in the journal stand beside those of what is new in a call as
+         JSON (its messages, reply, token ids and log-probs), compressed by zstandard at level 3.
 memory   Episodes of 32 turns (250/48) that wait for their 33rd reply, all in flight at once: memory of the process for
          each, where the tokens of every reply come as new objects, as from a sampler in another process.
 """
@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
 import random
+import sqlite3
 import sys
 import tempfile
 import time
@@ -49,7 +51,7 @@ from reinforge.types.request import ModelReply, TokenLogprobs
 
 SIZES = [(250, 48), (8000, 2000)]
 MESSAGE = 24
-GENERATIONS, CONCURRENCY, ROUNDS = 4, 64, 5
+GENERATIONS, CONCURRENCY, ROUNDS = 4, 64, 7
 NUM_SCRIPTS = 8
 VOCABULARY = 152_000
 
@@ -88,7 +90,7 @@ def write_script(seed: int, prompt: int, reply: int, turns: int, *, grows: bool)
 
 
 class Scripted:
-    """A model that returns the reply that the agent names in its request's seed-independent `stop` text."""
+    """A model whose next reply the agent has set."""
 
     is_policy, model_name = True, "scripted"
 
@@ -168,22 +170,21 @@ def measure(size: tuple[int, int], few: int, many: int, examples: int, *, grows:
         for number, turns in itertools.product(range(ROUNDS + 1), (few, many)):
             path = Path(folder) / f"{number}-{turns}"
             seconds = asyncio.run(run_round(path, model, turns, examples, grows=grows))
-            found.setdefault(turns, []).append((*seconds, (path / "run.sqlite").stat().st_size))
+            with contextlib.closing(sqlite3.connect(path / "run.sqlite")) as db:
+                [[num_bytes]] = db.execute("SELECT sum(length(data)) FROM episodes")
+            found.setdefault(turns, []).append((*seconds, num_bytes))
     calls = examples * GENERATIONS * (many - few)
-    parts = (
-        [[each[part] for each in found[many][1:]] for part in range(3)],
-        [[each[part] for each in found[few][1:]] for part in range(3)],
-    )
-    call_ms, export_ms = (1e3 * (min(parts[0][i]) - min(parts[1][i])) / calls for i in (0, 1))
-    spread = sorted(
-        1e3 * (one[0] - other[0]) / calls for one, other in zip(found[many][1:], found[few][1:], strict=True)
-    )
-    num_bytes = (parts[0][2][0] - parts[1][2][0]) / calls
+    columns = {turns: list(zip(*rounds[1:], strict=True)) for turns, rounds in found.items()}
+    call_ms, export_ms = (1e3 * (min(columns[many][part]) - min(columns[few][part])) / calls for part in (0, 1))
+    pairs = zip(columns[many][0], columns[few][0], strict=True)
+    spread = sorted(1e3 * (one - other) / calls for one, other in pairs)
+    added = (columns[many][2][0] - columns[few][2][0]) / calls
     new = (compress_new(scripts, many) - compress_new(scripts, few)) / NUM_SCRIPTS / (many - few)
+    kind = "a conversation" if grows else "new prompts"
     print(
-        f"{size[0]:>5}/{size[1]:<5} {'a conversation' if grows else 'new prompts':<15} calls {few + 1:>2} to {many:>2}: "
-        f"{call_ms:.3f} ms a call ({spread[0]:.3f} to {spread[-1]:.3f}), export {export_ms:.3f} ms; journal "
-        f"{num_bytes:,.0f} bytes a call, {num_bytes / new:.2f} x what is new as compressed JSON ({new:,.0f})",
+        f"{size[0]:>5}/{size[1]:<5} {kind:<15} calls {few + 1:>2} to {many:>2}: {call_ms:.3f} ms a call "
+        f"({spread[0]:.3f} to {spread[-1]:.3f}), export {export_ms:.3f} ms; journal {added:,.0f} bytes a call, "
+        f"{added / new:.2f} x what is new as compressed JSON ({new:,.0f})",
         flush=True,
     )
 
@@ -239,9 +240,7 @@ async def measure_memory(episodes: int) -> None:
             await asyncio.sleep(0.1)
         gc.collect()
         each = (psutil.Process().memory_info().rss - before) / episodes
-        print(
-            f"{episodes:,} episodes of {turns} turns in flight: {each / 1024:,.0f} KiB each, 10,000: {each / 1e5:.2f} GB"
-        )
+        print(f"{episodes:,} episodes of {turns} turns in flight: {each / 1024:,.0f} KiB; 10,000: {each / 1e5:.1f} GB")
         model.answered.set()
         await builder.finalize("r", {"epoch": 0})
         context.journal.close()

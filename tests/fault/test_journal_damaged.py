@@ -91,7 +91,7 @@ def find_overlooked(folder, whole, count, seed):
         (folder / "run.sqlite").write_bytes(changed)
         try:
             is_same = contents(folder) == rows
-        except (sqlite3.Error, ValueError):  # also of a packed episode
+        except (sqlite3.Error, ValueError, LookupError, TypeError):  # also of a packed episode
             is_same = False
         num_changed += not is_same
         if not is_same and not check_journal(folder).problems:

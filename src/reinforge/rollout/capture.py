@@ -25,7 +25,7 @@ from reinforge.rollout.handle.arguments import CallArguments, read_arguments
 from reinforge.rollout.handle.chat import build_forwarded_request, build_request, find_overridden, read_num_choices
 from reinforge.rollout.handle.completion import ChatCompletion, build_completion
 from reinforge.rollout.handle.interface import AsyncCompletions, BlockingCompletions, ChatNamespace, build_missing
-from reinforge.rollout.history import NOTHING, Conversation, Conversations, add_continued_turn
+from reinforge.rollout.history import NOTHING, CallMessages, EpisodeMessages, add_continued_turn
 from reinforge.types.episode import Mark, ModelCall
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
@@ -37,7 +37,7 @@ CLIENT_CHARS = 40
 @dataclass(frozen=True, slots=True)
 class StartedCall:
     request: ModelRequest
-    conversation: Conversation
+    conversation: CallMessages
     index: int
     functions: tuple[str, ...]
     started_s: float
@@ -71,7 +71,7 @@ class Capture:
     num_started: int = 0
     closed: bool = False
     _undecided: tuple[ModelCall, ...] = ()
-    conversations: Conversations = field(default_factory=Conversations)
+    conversations: EpisodeMessages = field(default_factory=EpisodeMessages)
 
     @contextmanager
     def function(self, name: str) -> Iterator[None]:
@@ -107,7 +107,7 @@ class Capture:
             logger.warning("ignored in the agent's requests%s: %s", by, ", ".join(new))
 
     def begin_call(
-        self, model: ChatModel, request: ModelRequest, known: Conversation = NOTHING, count: int = 0
+        self, model: ChatModel, request: ModelRequest, known: CallMessages = NOTHING, count: int = 0
     ) -> StartedCall:
         """Starts a call, whose first `count` messages are those of a known conversation."""
         self._check_open()

@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import marshal
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from operator import eq, truth
 from typing import Any
 
-from reinforge.bounded import load_json
+from reinforge.bounded import dump_json, load_json
 from reinforge.interfaces import ChatModel
 from reinforge.types.episode import ModelCall
 from reinforge.types.request import ContinuedTurn, Message, ModelReply, ModelRequest
@@ -101,7 +100,7 @@ MAX_CONVERSATIONS = 8
 
 
 @dataclass(slots=True)
-class Conversation:
+class CallMessages:
     """The messages of one call, and its reply once it is there.
 
     Attributes:
@@ -117,22 +116,22 @@ class Conversation:
     kept: list[Message]
     tools: list[dict[str, Any]] | None
     num_plain: int = 0
-    earlier: Conversation | None = None
+    earlier: CallMessages | None = None
     prompt: Sequence[int] = ()
 
 
-NOTHING = Conversation(is_policy=False, sent=[], kept=[], tools=None)
+NOTHING = CallMessages(is_policy=False, sent=[], kept=[], tools=None)
 """What a first call continues."""
 
 
 @dataclass(slots=True)
-class Conversations:
+class EpisodeMessages:
     """What an episode's calls have in common: each message and each token is kept once."""
 
-    _latest: tuple[Conversation, ...] = ()  # the newest last
+    _latest: tuple[CallMessages, ...] = ()  # the newest last
     _own_calls: OwnCalls | None = None
 
-    def find(self, messages: Any, *, is_policy: bool) -> tuple[Conversation, int]:
+    def find(self, messages: Any, *, is_policy: bool) -> tuple[CallMessages, int]:
         """Returns the conversation that has the most messages at the beginning of an agent's, and how many."""
         best, most = NOTHING, 0
         if self._latest and type(messages) is list:
@@ -144,8 +143,8 @@ class Conversations:
         return best, most
 
     def begin(
-        self, request: ModelRequest, known: Conversation, count: int, *, is_policy: bool
-    ) -> tuple[ModelRequest, Conversation]:
+        self, request: ModelRequest, known: CallMessages, count: int, *, is_policy: bool
+    ) -> tuple[ModelRequest, CallMessages]:
         """Puts the tool calls of earlier replies into a request; returns it and its conversation.
 
         Args:
@@ -164,9 +163,9 @@ class Conversations:
         if known.num_plain >= count:
             num_plain += sum(1 for _ in takewhile(_is_plain, new))
         earlier = known if count >= len(known.sent) - 1 else None  # the agent may write the reply in another way
-        return request, Conversation(is_policy, sent, kept, request.tools, num_plain, earlier, known.prompt)
+        return request, CallMessages(is_policy, sent, kept, request.tools, num_plain, earlier, known.prompt)
 
-    def end(self, conversation: Conversation, replies: Sequence[ModelReply]) -> None:
+    def end(self, conversation: CallMessages, replies: Sequence[ModelReply]) -> None:
         """Adds the replies to a call; their prompts then share the tokens of the conversation."""
         for reply in replies:
             if reply.tokens is not None:
@@ -187,7 +186,7 @@ class Conversations:
         self._latest = (*others[1 - MAX_CONVERSATIONS :], conversation)
 
 
-def _count_equal(known: Conversation, messages: list[Any]) -> int:
+def _count_equal(known: CallMessages, messages: list[Any]) -> int:
     count = min(known.num_plain, len(messages))
     try:
         if known.sent[:count] == messages[:count]:
@@ -210,8 +209,8 @@ def is_same(one: Any, other: Any) -> bool:
     if one is other:
         return True
     try:
-        return marshal.dumps(one, 2) == marshal.dumps(other, 2)
-    except ValueError:  # an object, which the record may write in its own way
+        return dump_json(one) == dump_json(other)
+    except (TypeError, ValueError):  # an object, which the record may write in its own way
         return False
 
 

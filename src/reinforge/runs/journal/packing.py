@@ -121,7 +121,7 @@ class EpisodePacker:
         return best, most
 
     def _pack_reply(self, reply: dict[str, Any], before: array[int] | None) -> tuple[array[int] | None, int]:
-        """Puts counts in the place of a reply's numbers; returns all its tokens, and how many `before` has."""
+        """Puts counts in place of a reply's numbers; returns all its tokens, and how many `before` has."""
         prompt, ids = _read_ids(reply["prompt_token_ids"]), _read_ids(reply["token_ids"])
         found = {name: _read_numbers(reply[name], "d") for name in _LOGPROBS if reply.get(name) is not None}
         if prompt is None or ids is None or None in found.values():
@@ -200,6 +200,8 @@ def _read(blob: bytes) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any]]:
         num_bytes, num_ids, num_logprobs, size = _HEADER.unpack_from(content)
     except (zstandard.ZstdError, struct.error) as error:
         raise ValueError(f"the episode cannot be decompressed: {error}") from error
+    if size not in (4, 8):
+        raise ValueError(f"a log-prob has {size} bytes")
     places = [_HEADER.size, num_bytes, 4 * num_ids, size * num_logprobs]
     text, ids, logprobs = (content[sum(places[:part]) : sum(places[: part + 1])] for part in (1, 2, 3))
     data, texts, previous = load_json(bytes(text)), content[sum(places) :], dict[str, Any]()
