@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,7 +38,7 @@ class ReplyHead:
     call_id: str
     model: str
     created: int
-    prompt_token_ids: tuple[int, ...] = ()
+    prompt_token_ids: Sequence[int] = ()
     model_version: int | None = None
 
     def build_completion(self) -> dict[str, Any]:

