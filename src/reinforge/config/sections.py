@@ -115,7 +115,7 @@ def check_references(document: Document) -> None:
         allowed = [*llms, *(model for model in models if isinstance(model, str))]
         _report_missing(document, ("finetuning", "target_model"), target, "llms", allowed)
     others = [f"llms.{name}" for name, each in llms.items() if isinstance(each, dict) and each.get("_type") != "policy"]
-    reference = document.get_block(GATE_REFERENCE[:-1]).get(GATE_REFERENCE[-1])
+    reference = document.get_block(GATE_REFERENCE[:-1]).get(str(GATE_REFERENCE[-1]))
     if isinstance(reference, str) and reference not in (LOGS, *others):
         message = f'expected logs or an entry of llms that is not the policy, found "{reference}"'
         document.report(GATE_REFERENCE, message, f"use {', '.join((LOGS, *others))}")
