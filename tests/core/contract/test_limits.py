@@ -26,7 +26,8 @@ def test_only_the_reader_handles_values_that_are_too_deep():
 
 
 def test_only_the_reader_takes_surrogates_apart():
-    assert find_files(ENCODINGS) == {*READERS, "evaluation/row_limits.py"}, "rows may not have NUL either"
+    others = {"evaluation/row_limits.py", "runs/journal/packing.py"}  # rows may not have NUL either; bytes of texts
+    assert find_files(ENCODINGS) == {*READERS, *others}
 
 
 def test_the_page_has_each_limit_with_its_variable():
