@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.machine import describe, refuse_if_busy
+from benchmarks.machine import Limits, describe, measure_limits, refuse_if_busy
 from benchmarks.sampler import SIZES, make_prompts, random_model, sample_all
 from benchmarks.sides import format_spread
 from reinforge.config.policy import LoRAConfig, PolicyConfig
@@ -53,6 +53,19 @@ for number in range(pairs + 1):
     if number:
         print(new / (time.process_time() - start))
 """
+
+
+def find_share(engine: Engine, rows: int, tokens_per_s: float, limits: Limits, itemsize: int | None = None) -> float:
+    """Returns the share of the machine's limit: each step multiplies every row with all weights, and reads them once.
+
+    Args:
+        itemsize: Bytes of a weight as it is read; None: those of the model's dtype.
+    """
+    embedding = engine.model.base.embed_tokens.weight
+    count = sum(map(torch.numel, engine.model.module.parameters()))
+    count -= 0 if embedding is engine.model.head.weight else embedding.numel()  # of which a step reads `rows` rows
+    num_bytes = count * (itemsize or engine.model.dtype.itemsize)
+    return limits.find_least_time(2.0 * rows * count, num_bytes) / (rows / tokens_per_s)
 
 
 def measure(engine: Engine, run: Callable[[], int]) -> float:
@@ -122,7 +135,10 @@ def compare(ours: Engine, theirs: dict[str, Engine], args: argparse.Namespace, r
     print(f"{rows} rows, tokens per CPU second; generate's best: {dtype}, {cache} cache")
     print("  reinforge ", format_spread([own for own, _ in speeds], digits=1))
     print("  generate  ", format_spread([other for _, other in speeds], digits=1))
-    print("  ratio     ", format_spread([own / other for own, other in speeds]), flush=True)
+    print("  ratio     ", format_spread([own / other for own, other in speeds]))
+    limits = measure_limits(ours.model.dtype)
+    shares = [find_share(ours, rows, own, limits) for own, _ in speeds]
+    print("  share of the machine's limit: ours", format_spread(shares), flush=True)
 
 
 def compare_stream(ours: Engine, args: argparse.Namespace) -> None:
@@ -202,7 +218,10 @@ def compare_half(args: argparse.Namespace, folder: str) -> None:
             print(f"{rows} rows in {args.dtype}, tokens per CPU second")
             for name, values in zip(("float16 copies", "as they are   "), zip(*speeds, strict=True), strict=True):
                 print(f"  {name}", format_spread(list(values), digits=1))
-            print("  ratio         ", format_spread([half / full for half, full in speeds]), flush=True)
+            print("  ratio         ", format_spread([half / full for half, full in speeds]))
+            limits = measure_limits()
+            halved = [find_share(engines[0], rows, half, limits, itemsize=2) for half, _ in speeds]
+            print("  share of the machine's limit: float16 copies", format_spread(halved), flush=True)
 
 
 def main() -> None:
