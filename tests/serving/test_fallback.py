@@ -1,9 +1,14 @@
 """A small model that answers what it is sure of, and a large one behind it."""
 
+import asyncio
 import json
+import re
 
+import httpx
 import pytest
+from click.testing import CliRunner
 
+from reinforge.cli import main
 from reinforge.errors import ConfigError
 from reinforge.rollout.http.exchange import find_dialect
 from reinforge.routing.router import Router
@@ -20,7 +25,7 @@ from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
 from reinforge.types.request import ModelReply, TokenLogprobs
 from tests.doubles import ScriptedPolicy, ids_of
 from tests.serving.large_model import LargeModel, read_records
-from tests.serving.serving import async_openai, http, says, wait_for
+from tests.serving.serving import async_openai, http, says, start_command, wait_for
 
 CALIBRATED = {"margin": 0.02, "confidence": 0.95, "share": 0.7, "share_low": 0.6, "share_high": 0.8}
 CALIBRATED |= {"num_requests": 100, "num_clusters": 100, "data_sha256": "0"}
@@ -204,7 +209,7 @@ async def test_a_student_that_starts_to_disagree_is_tightened_and_then_stopped(l
         RunningCheck(rule, 1.0, file)
 
 
-async def test_a_student_that_agrees_goes_on(large, start):
+async def test_a_student_that_agrees_is_neither_tightened_nor_stopped(large, start):
     check = RunningCheck(router(), 1.0)
     async with start(large.url, check=check) as app, async_openai(app) as client:
         for text in ("sure agree", "sure agree", "hm") * 15:
@@ -270,6 +275,38 @@ async def test_a_state_that_cannot_be_written_costs_no_request(large, start, tmp
     async with start(large.url, check=check) as app:
         await ask_checked(app, check, "sure agree", 3)
     assert len([each for each in caplog.records if "not kept over restarts" in each.message]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--check_share", "1"], []])
+async def test_the_command_keeps_the_state_beside_the_router(large, tmp_path, options):
+    file = tmp_path / "small.router.json"
+    router(kept=(-50.0,)).save(file)  # calibrated by an unknown metric: checked only if asked
+    command = ["serve", "bundled:tickets", "--fallback", large.url, "--router", file, "--port", "0"]
+    process = start_command(*command, *options)
+    try:
+        address = None
+        while address is None:
+            line = await asyncio.to_thread(process.stdout.readline)
+            assert line, process.stderr.read()
+            address = re.search(r"OPENAI_BASE_URL=(\S+)", line)
+        async with httpx.AsyncClient(base_url=address[1], timeout=60) as client:
+            body = {"messages": says("Where is my order?"), "max_tokens": 4}
+            assert (await client.post("/chat/completions", json=body)).headers["x-reinforge-reason"] == "sure"
+        if options:
+            await wait_for(lambda: file.with_suffix(".check.json").exists())
+            state = json.loads(file.with_suffix(".check.json").read_text())
+            assert (state["of_all"]["num_checked"], state["of_all"]["margin"]) == (1, 0.02)
+        assert len(large.requests) == len(options) / 2
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_a_share_without_a_fallback_is_refused():
+    done = CliRunner().invoke(main, ["serve", "bundled:tickets", "--check_share", "0.1"])
+    assert done.exit_code == 2
+    assert "add --fallback URL" in done.output
 
 
 ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"b": 2, "a": 1}'}

@@ -95,7 +95,7 @@ def simplify_reply(reply: Any) -> str:
     """Returns what replies that agree have in common: the calls of tools in any order, or what they say.
 
     Args:
-        reply: A text, or messages of which the last one is the reply.
+        reply: A string, or messages of which the last one is the reply.
     """
     if isinstance(reply, list) and reply and isinstance(reply[-1], Mapping) and "role" in reply[-1]:
         calls = [each["function"] for each in reply[-1].get("tool_calls") or ()]
