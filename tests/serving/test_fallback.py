@@ -1,41 +1,51 @@
 """A small model that answers what it is sure of, and a large one behind it."""
 
+import asyncio
 import json
+import re
 
+import httpx
 import pytest
+from click.testing import CliRunner
 
+from reinforge.cli import main
 from reinforge.errors import ConfigError
+from reinforge.rollout.http.exchange import find_dialect
 from reinforge.routing.router import Router
+from reinforge.routing.signals import simplify_reply
 from reinforge.serving import fallback
+from reinforge.serving.answers import read_reply
 from reinforge.serving.app import ServeApp
 from reinforge.serving.fallback import FallbackApi
 from reinforge.serving.models import ServedModels
 from reinforge.serving.recording import RecordConfig, Recorder
 from reinforge.serving.routes import ServerLimits
+from reinforge.serving.running_check import MAX_CHECKS, RunningCheck
 from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
 from reinforge.types.request import ModelReply, TokenLogprobs
 from tests.doubles import ScriptedPolicy, ids_of
 from tests.serving.large_model import LargeModel, read_records
-from tests.serving.serving import async_openai, http, says, wait_for
+from tests.serving.serving import async_openai, http, says, start_command, wait_for
 
 CALIBRATED = {"margin": 0.02, "confidence": 0.95, "share": 0.7, "share_low": 0.6, "share_high": 0.8}
 CALIBRATED |= {"num_requests": 100, "num_clusters": 100, "data_sha256": "0"}
 
 
 class Student(ScriptedPolicy):
-    """Is sure of its reply if the question says so."""
+    """Is sure of its reply if the question says so, and says what the large model says if it is to agree."""
 
     async def sample(self, request):
         self.requests.append(request)
-        logprob = -0.1 if "sure" in request.messages[-1]["content"] else -2.0
-        ids = ids_of("small")
+        asked = request.messages[-1]["content"]
+        logprob = -0.01 if "certain" in asked else -0.1 if "sure" in asked or asked == "never" else -2.0
+        said = f"ECHO  {asked}" if "agree" in asked else "small"
+        ids = ids_of(said)
         tokens = TokenLogprobs((1, 2), ids, (logprob,) * len(ids), 0)
-        return ModelReply({"role": "assistant", "content": "small"}, "stop", tokens, 2, len(ids))
+        return ModelReply({"role": "assistant", "content": said}, "stop", tokens, 2, len(ids))
 
 
-def router(signal="mean_logprob", threshold=-0.5):
-    kept = () if threshold is None else (threshold,)
-    return Router(signal=signal, threshold=threshold, kept=kept, **CALIBRATED)
+def router(signal="mean_logprob", kept=(-0.5,)):
+    return Router(signal=signal, threshold=kept[-1] if kept else None, kept=kept, **CALIBRATED)
 
 
 @pytest.fixture
@@ -46,10 +56,11 @@ async def large():
 
 @pytest.fixture
 def start():
-    def build(url, *, per_day=None, recorder=None, **settings):
+    def build(url, *, per_day=None, recorder=None, check=None, **settings):
         models, limits = ServedModels(), ServerLimits()
         models.add("small", Student())
-        chat = FallbackApi(models, limits, UpstreamApi(url, recorder), router(**settings), per_day)
+        check = check or RunningCheck(router(**settings))
+        chat = FallbackApi(models, limits, UpstreamApi(url, recorder), check, per_day)
         return ServeApp(models, chat=chat, key_header=KEY_HEADER)
 
     return build
@@ -80,7 +91,7 @@ async def test_the_student_answers_what_it_is_sure_of(large, start):
 
 
 async def test_a_router_without_a_threshold_keeps_nothing(large, start):
-    async with start(large.url, threshold=None) as app:
+    async with start(large.url, kept=()) as app:
         assert await ask(app, "sure") == ("echo sure", "upstream", "unsure")
 
 
@@ -145,3 +156,181 @@ async def test_what_the_upstream_answers_is_recorded(large, start, tmp_path):
 def test_a_signal_that_takes_several_replies_is_refused(start):
     with pytest.raises(ConfigError, match="agreement, which takes more than one reply"):
         start("http://127.0.0.1:9/v1", signal="agreement")
+
+
+async def ask_checked(app, check, text, times=1, **more):
+    """Asks until as many requests are checked; returns the answers."""
+    answers = []
+    for _ in range(times):
+        before = sum(check.counts.values())
+        answers.append(await ask(app, text, **more))
+        await wait_for(lambda before=before: sum(check.counts.values()) > before)
+    return answers
+
+
+async def read_metrics(app):
+    async with http(app) as client:
+        lines = (await client.get("/metrics")).text.splitlines()
+    return {name: float(value) for name, value in (line.split(" ") for line in lines if line.startswith("reinforge_c"))}
+
+
+async def test_a_student_that_starts_to_disagree_is_tightened_and_then_stopped(large, start, tmp_path, caplog):
+    file, rule = tmp_path / "router.check.json", router(kept=(-0.05, -0.5))
+    check = RunningCheck(rule, 1.0, file)
+    async with start(large.url, check=check) as app:
+        await ask_checked(app, check, "sure agree", 10)
+        await ask_checked(app, check, "hm", 10)
+        assert check.counts == {"agreed": 10, "not_kept": 10}
+        assert await ask_checked(app, check, "sure", 5) == [("small", "local", "sure")] * 5
+        assert check.router.threshold == -0.5
+        await ask_checked(app, check, "sure")
+        found = await read_metrics(app)
+        assert (found["reinforge_check_state"], found["reinforge_check_threshold"]) == (1.0, -0.05)
+        assert await ask(app, "sure", "local") == ("small", "local", "asked")  # takes no part
+    check = RunningCheck(rule, 1.0, file)
+    assert (check.state.num_raised, check.router.threshold) == (1, -0.05)
+    async with start(large.url, check=check) as app:
+        assert await ask_checked(app, check, "certain", 3) == [("small", "local", "sure")] * 3
+        assert await ask(app, "certain agree") == ("echo certain agree", "upstream", "stopped")
+        found = await read_metrics(app)
+        assert found['reinforge_checks_total{outcome="disagreed"}'] == 3.0
+        assert (found["reinforge_check_state"], found["reinforge_check_requests"]) == (2.0, 29.0)
+        assert found["reinforge_check_threshold"] == float("inf")
+        assert await ask(app, "broken") == ("small", "local", "upstream_down")
+    (raised, stopped) = [record.message for record in caplog.records if "requests checked" in record.message]
+    assert raised.endswith("(26 requests checked): the threshold rises to -0.05")
+    assert stopped.endswith("(29 requests checked): nothing is answered locally now")
+    assert RunningCheck(rule, 1.0, file).is_stopped
+    assert RunningCheck(rule, 0.0, file).router.threshold == RunningCheck(router(), 1.0, file).router.threshold == -0.5
+    state = json.loads(file.read_text())
+    state["of_all"]["sums"].pop()
+    file.write_text(json.dumps(state))
+    with pytest.raises(ConfigError, match="delete it to begin again"):
+        RunningCheck(rule, 1.0, file)
+
+
+async def test_a_student_that_agrees_is_neither_tightened_nor_stopped(large, start):
+    check = RunningCheck(router(), 1.0)
+    async with start(large.url, check=check) as app, async_openai(app) as client:
+        for text in ("sure agree", "sure agree", "hm") * 15:
+            await ask_checked(app, check, text)
+        stream = await client.chat.completions.create(model="x", messages=says("sure agree"), stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        await wait_for(lambda: check.counts == {"agreed": 31, "not_kept": 15})
+    assert not check.is_stopped
+
+
+async def test_a_single_threshold_is_kept_until_the_check_stops(large, start):
+    check = RunningCheck(router(), 1.0)
+    async with start(large.url, check=check) as app:
+        await ask_checked(app, check, "sure agree", 20)
+        await ask_checked(app, check, "sure", 8)
+        assert check.router.threshold == -0.5
+        await ask_checked(app, check, "sure")
+    assert check.is_stopped
+
+
+async def test_a_share_of_the_requests_is_checked(large, start):
+    check = RunningCheck(router(), 0.1)
+    drawn = sum(check.draws() for _ in range(10_000))
+    assert 800 < drawn < 1200  # 6.7 standard deviations
+    assert not any(RunningCheck(router()).draws() for _ in range(100))
+
+
+async def test_a_failing_upstream_skips_the_check_and_costs_no_request(large, start):
+    check = RunningCheck(router(), 1.0)
+    async with start("http://127.0.0.1:9/v1", check=check) as app:
+        answers = await ask_checked(app, check, "sure", fallback.MAX_FAILURES + 1)
+        assert set(answers) == {("small", "local", "sure")}
+    assert check.counts == {"skipped": fallback.MAX_FAILURES + 1}
+    check = RunningCheck(router(kept=(-3.0,)), 1.0)
+    async with start(large.url, check=check) as app:
+        for text in ("broken", "busy", "wrong", "long"):
+            assert await ask_checked(app, check, text) == [("small", "local", "sure")]
+    assert check.counts == {"skipped": 4}
+
+
+async def test_checks_count_to_the_days_budget_and_are_recorded(large, start, tmp_path):
+    recorder, check = Recorder(tmp_path / "logs", RecordConfig()), RunningCheck(router(), 1.0)
+    async with start(large.url, check=check, recorder=recorder, per_day=1) as app:
+        assert await ask_checked(app, check, "sure", 2) == [("small", "local", "sure")] * 2
+        assert check.counts == {"disagreed": 1, "skipped": 1}
+        await wait_for(lambda: sum(recorder.counts.values()))
+    (record,) = read_records(tmp_path / "logs")
+    assert json.dumps(record["response"]).count("echo sure") == 1
+
+
+async def test_few_checks_run_at_a_time(large, start):
+    check = RunningCheck(router(), 1.0)
+    async with start(large.url, check=check) as app, async_openai(app) as client:
+        for _ in range(MAX_CHECKS + 1):  # the upstream does not end these streams
+            stream = await client.chat.completions.create(model="x", messages=says("never"), stream=True)
+            assert [chunk async for chunk in stream]
+        await wait_for(lambda: len(large.requests) == MAX_CHECKS)
+        assert check.counts == {"skipped": 1}
+
+
+async def test_a_state_that_cannot_be_written_costs_no_request(large, start, tmp_path, caplog):
+    check = RunningCheck(router(), 1.0, tmp_path / "missing" / "router.check.json")
+    async with start(large.url, check=check) as app:
+        await ask_checked(app, check, "sure agree", 3)
+    assert len([each for each in caplog.records if "not kept over restarts" in each.message]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--check_share", "1"], []])
+async def test_the_command_keeps_the_state_beside_the_router(large, tmp_path, options):
+    file = tmp_path / "small.router.json"
+    router(kept=(-50.0,)).save(file)  # calibrated by an unknown metric: checked only if asked
+    command = ["serve", "bundled:tickets", "--fallback", large.url, "--router", file, "--port", "0"]
+    process = start_command(*command, *options)
+    try:
+        address = None
+        while address is None:
+            line = await asyncio.to_thread(process.stdout.readline)
+            assert line, process.stderr.read()
+            address = re.search(r"OPENAI_BASE_URL=(\S+)", line)
+        async with httpx.AsyncClient(base_url=address[1], timeout=60) as client:
+            body = {"messages": says("Where is my order?"), "max_tokens": 4}
+            assert (await client.post("/chat/completions", json=body)).headers["x-reinforge-reason"] == "sure"
+        if options:
+            await wait_for(lambda: file.with_suffix(".check.json").exists())
+            state = json.loads(file.with_suffix(".check.json").read_text())
+            assert (state["of_all"]["num_checked"], state["of_all"]["margin"]) == (1, 0.02)
+        assert len(large.requests) == len(options) / 2
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def test_a_share_without_a_fallback_is_refused():
+    done = CliRunner().invoke(main, ["serve", "bundled:tickets", "--check_share", "0.1"])
+    assert done.exit_code == 2
+    assert "add --fallback URL" in done.output
+
+
+ITEM = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"b": 2, "a": 1}'}
+BLOCK = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1, "b": 2}}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        ("responses", {"output": [{"type": "reasoning", "summary": []}, ITEM]}),
+        ("messages", {"content": [{"type": "text", "text": "I call f"}, BLOCK]}),
+        ("chat/completions", {"choices": [{"message": {"tool_calls": [{"function": ITEM}]} | {"role": "assistant"}}]}),
+    ],
+)
+def test_replies_of_all_apis_are_compared(path, answer):
+    assert simplify_reply(read_reply(answer, find_dialect(f"/v1/{path}"))) == json.dumps([["f", '{"a": 1, "b": 2}']])
+
+
+def test_texts_of_all_apis_are_compared():
+    parts = [{"type": "output_text", "text": "Yes "}, {"type": "output_text", "text": "sir"}]
+    answers = {
+        "responses": {"output": [{"type": "message", "role": "assistant", "content": parts}]},
+        "messages": {"content": [{"type": "text", "text": "yes "}, {"type": "text", "text": "sir"}]},
+        "completions": {"choices": [{"text": " yes sir"}]},
+    }
+    found = {simplify_reply(read_reply(answer, find_dialect(f"/v1/{path}"))) for path, answer in answers.items()}
+    assert found == {"yes sir"}

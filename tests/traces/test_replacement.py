@@ -141,7 +141,8 @@ def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir,
     assert summary.non_inferiority.margin == 0.1
     assert "break-even" in result.output
     assert re.search(r"router +\d+% of the requests stay local", result.output), result.output
-    assert Router.load(tmp_path / "replace.router.json").margin == 0.1
+    found = Router.load(tmp_path / "replace.router.json")
+    assert (found.margin, found.metric) == (0.1, "agreement")
     assert "student        per 1,000 requests: " in result.output
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 2

@@ -48,17 +48,19 @@ class Router(_Strict):
     num_requests: int = Field(ge=0)  # that it was calibrated on
     num_clusters: int = Field(ge=0)
     data_sha256: str  # of their confidences and scores
+    metric: str | None = None  # that it was calibrated by; None: unknown
     curve: tuple[CurvePoint, ...] = ()
 
     @classmethod
-    def from_calibration(cls, signal: str, found: Calibration) -> Self:
-        names = {*cls.model_fields} - {"version", "signal", "curve"}
+    def from_calibration(cls, signal: str, found: Calibration, metric: str | None = None) -> Self:
+        names = {*cls.model_fields} - {"version", "signal", "metric", "curve"}
         curve = tuple(
             CurvePoint(threshold=each.threshold, share=each.share, difference=each.difference) for each in found.curve
         )
         if signal not in SIGNALS:
             raise ValueError(f"expected a signal of {', '.join(SIGNALS)}, found {signal!r}")
-        return cls.model_validate({"signal": signal, "curve": curve, **{name: getattr(found, name) for name in names}})
+        given = {"signal": signal, "metric": metric, "curve": curve}
+        return cls.model_validate({**given, **{name: getattr(found, name) for name in names}})
 
     def keeps(self, confidence: float | None) -> bool:
         """Returns True if a reply of this confidence is sent; one whose confidence is unknown is not."""

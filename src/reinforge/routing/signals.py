@@ -15,15 +15,19 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from reinforge.bounded import decode_json
+from reinforge.files import to_json
 from reinforge.types.request import ModelReply, TokenLogprob
 
 SIGNALS = ("mean_logprob", "min_logprob", "entropy", "agreement", "evaluator")
 NUM_THRESHOLDS = 50
+AGREEMENT = "agreement"
+"""Name of the metric that is 1.0 if `simplify_reply` is equal for two replies."""
 
 
 def measure_confidence(
@@ -47,8 +51,8 @@ def measure_confidence(
         entropies = [_compute_entropy([top.logprob for top in token.top_logprobs]) for token in content]
         found["entropy"] = -math.fsum(entropies) / len(entropies)
     if samples:
-        own = normalize_answer(_read_answer(reply))
-        found["agreement"] = sum(normalize_answer(text) == own for text in samples) / len(samples)
+        own = simplify_reply([reply.message])
+        found["agreement"] = sum(simplify_reply(text) == own for text in samples) / len(samples)
     if evaluator is not None:
         found["evaluator"] = evaluator
     return found
@@ -79,19 +83,27 @@ def _compute_entropy(logprobs: Sequence[float]) -> float:
     return -math.fsum(share * math.log(share) for share in shares if share > 0)
 
 
-def _read_answer(reply: ModelReply) -> str:
-    calls = [call["function"] for call in reply.message.get("tool_calls") or ()]
-    content = reply.message.get("content")
-    text = content if isinstance(content, str) else ""
-    return text if not calls else json.dumps([[call["name"], call["arguments"]] for call in calls])
-
-
 def normalize_answer(text: str) -> str:
     """Returns what is equal for equal answers: JSON with its keys in order, or words in lower case."""
     try:
         return json.dumps(decode_json(text), sort_keys=True)
     except ValueError:
         return " ".join(text.casefold().split())
+
+
+def simplify_reply(reply: Any) -> str:
+    """Returns what replies that agree have in common: the calls of tools in any order, or what they say.
+
+    Args:
+        reply: A string, or messages of which the last one is the reply.
+    """
+    if isinstance(reply, list) and reply and isinstance(reply[-1], Mapping) and "role" in reply[-1]:
+        calls = [each["function"] for each in reply[-1].get("tool_calls") or ()]
+        if calls:
+            return json.dumps(sorted([str(each["name"]), normalize_answer(str(each["arguments"]))] for each in calls))
+        reply = reply[-1].get("content")
+    text = reply if isinstance(reply, str) else to_json(reply)
+    return normalize_answer(text.strip().removeprefix("```json").removeprefix("```").removesuffix("```"))
 
 
 @dataclass(frozen=True, slots=True)

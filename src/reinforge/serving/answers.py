@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reinforge.bounded import load_json
+from reinforge.rollout.http.exchange import Dialect
+from reinforge.types.request import Message
 
 Event = dict[str, Any]
 DONE = b"[DONE]"
@@ -46,6 +48,16 @@ def read_answer(call_type: str, body: bytes, content_type: str) -> Event:
     if (reason := _find_ending(call_type, answer)) in CUT or (call_type == RESPONSES and reason != "completed"):
         raise CutAnswerError(f"the reply ended early: {str(reason)[:40]}")
     return answer
+
+
+def read_reply(answer: Event, dialect: Dialect) -> list[Message]:
+    """Returns the first reply of an answer as one message of chat completions; raises an error if there is none."""
+    if "choices" in answer:
+        choice = answer["choices"][0]
+        return [choice.get("message") or {"role": "assistant", "content": choice["text"]}]
+    said = {"messages": [{"role": "assistant", "content": answer.get("content")}], "input": answer.get("output")}
+    call = dialect.read_request({"model": "", "max_tokens": 1, **said}, omits_content=True)  # as of the next turn
+    return [call.arguments["messages"][-1]]
 
 
 def read_usage(answer: Mapping[str, Any]) -> tuple[int, int] | None:

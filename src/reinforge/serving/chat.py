@@ -84,7 +84,7 @@ def read_call(body: bytes, path: str, max_choices: int, max_tokens: int | None) 
     if not isinstance(prompts, list) or not all(isinstance(each, str | list) for each in prompts):
         prompts = []
     bodies = [{**asked, "prompt": each} for each in prompts[: max_choices + 1]] or [asked]
-    calls = [read_request(_find_dialect(path), each) for each in bodies]
+    calls = [read_request(get_dialect(path), each) for each in bodies]
     read = [(call.arguments.get("messages"), read_arguments({**call.arguments, "messages": None})) for call in calls]
     requests = tuple(_build(*each, max_choices, max_tokens) for each in read)
     call_id = f"{_PREFIXES.get(path, '')}{secrets.token_hex(12)}"
@@ -291,7 +291,7 @@ def _build_head(prepared: PreparedCall, delta: ReplyDelta, model: str) -> ReplyH
 _NO_EMBEDDINGS = "the models here write text and have no embeddings; use a server with an embedding model"
 
 
-def _find_dialect(path: str) -> Dialect:
+def get_dialect(path: str) -> Dialect:
     dialect = find_dialect(path)
     assert dialect is not None  # the routes are those of the dialects
     return dialect
@@ -324,7 +324,7 @@ class ChatApi(Feature):
                     return write_json(
                         {"input_tokens": (await model.llm.sample(prepared.requests[0])).num_prompt_tokens}
                     )
-            dialect, caller = _find_dialect(request.path), ModelCaller(self._models, model)
+            dialect, caller = get_dialect(request.path), ModelCaller(self._models, model)
             if call.stream:
                 return await ReplyStream(request, dialect, call, self._limits).send(caller, prepared, model)
             return write_json(dialect.write_answer(await caller.complete(prepared), call))

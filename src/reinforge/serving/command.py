@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reinforge.serving.models import ServedModels
     from reinforge.serving.recording import Recorder
 
-DEFAULT_PORT = 8000
+DEFAULT_PORT, CHECK_SHARE = 8000, 0.01
 PROTOCOLS = {
     "fine_tuning": "reinforge.protocols.openai.server.api:make_fine_tuning",
     "art": "reinforge.protocols.art.server.api:make_art",
@@ -71,6 +71,7 @@ def _parse_url(context: click.Context, parameter: click.Parameter, value: str | 
 )
 @option("router", metavar="FILE", callback=parse_existing_file, group=UPSTREAM, help="Says what MODEL is sure of.")
 @option("fallback_per_day", metavar="N", type=click.IntRange(0), group=UPSTREAM, help="Most requests to it in a day.")
+@option("check_share", type=click.FloatRange(0, 1), group=UPSTREAM, help="Share that both answer, to notice drift.")
 @option("record", metavar="FOLDER", group=UPSTREAM, help="Folder for the requests and replies of the large model.")
 @option("record_config", metavar="FILE", callback=parse_existing_file, group=UPSTREAM, help="YAML: what is recorded.")
 @option("versions", is_flag=True, help="Also serve every checkpoint of a run as RUN@VERSION, if they are adapters.")
@@ -185,6 +186,8 @@ def command(models: tuple[str, ...], output_dir: str, **options: Any) -> None:
         raise click.UsageError("pass a MODEL|RUN to serve, or --upstream URL to pass requests on")
     if (options["fallback"] is None) != (options["router"] is None):
         raise click.UsageError("--fallback URL and --router FILE need each other")
+    if options["fallback"] is None and options["check_share"] is not None:
+        raise click.UsageError("--check_share compares MODEL with the fallback; add --fallback URL and --router FILE")
     if options["fallback"] is not None and len(models) != 1:
         raise click.UsageError("--fallback needs exactly one MODEL|RUN, which answers what it is sure of")
     if options["upstream"] is options["fallback"] is None and options["record"] is not None:
@@ -298,13 +301,18 @@ def _build_fallback(served: ServedModels, options: dict[str, Any], recorder: Rec
     if options["fallback"] is None:
         return {}
     from reinforge.routing.router import Router
+    from reinforge.routing.signals import AGREEMENT
     from reinforge.serving.fallback import FallbackApi
+    from reinforge.serving.running_check import RunningCheck
     from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
 
     upstream, router = UpstreamApi(options["fallback"], recorder), Router.load(options["router"])
+    usual = CHECK_SHARE if router.metric == AGREEMENT else 0.0
+    share = usual if options["check_share"] is None else options["check_share"]
+    check = RunningCheck(router, share, options["router"].with_suffix(".check.json"))
     limits = _read_access(options)["limits"]
     return {
-        "chat": FallbackApi(served, limits, upstream, router, options["fallback_per_day"]),
+        "chat": FallbackApi(served, limits, upstream, check, options["fallback_per_day"]),
         "key_header": KEY_HEADER,
     }
 

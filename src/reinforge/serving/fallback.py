@@ -10,6 +10,7 @@ upstream is down or the day's budget is spent, the student's reply is sent all t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -20,13 +21,13 @@ from aiohttp import web
 from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import ConfigError, ContextOverflow, EngineError, Problem
 from reinforge.rollout.handle.completion import ChatCompletion
-from reinforge.rollout.http.exchange import find_dialect
-from reinforge.routing.router import Router
-from reinforge.routing.signals import measure_confidence
-from reinforge.serving.chat import COUNT, MESSAGES, ChatApi, ModelCaller, ReplyStream
+from reinforge.routing.signals import measure_confidence, simplify_reply
+from reinforge.serving.answers import CALL_TYPES, read_answer, read_reply
+from reinforge.serving.chat import COUNT, MESSAGES, ChatApi, ModelCaller, ReplyStream, get_dialect
 from reinforge.serving.metrics import Counts
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError, ServerLimits, abortable, read_bytes, write_json
+from reinforge.serving.running_check import RunningCheck
 from reinforge.serving.upstream import ROUTE, UpstreamApi
 
 REASON = "x-reinforge-reason"
@@ -48,9 +49,13 @@ class CircuitBreaker:
     def __init__(self) -> None:
         self._num_failures, self._asked_again_s = 0, 0.0
 
+    @property
+    def is_closed(self) -> bool:
+        return self._num_failures < MAX_FAILURES
+
     def allows(self) -> bool:
         now = time.monotonic()
-        if self._num_failures < MAX_FAILURES:
+        if self.is_closed:
             return True
         if now < self._asked_again_s:
             return False
@@ -75,6 +80,7 @@ class FallbackApi(ChatApi):
 
     Args:
         models: The student, which answers whatever `model` a request names.
+        check: Decides which of its replies are sent.
         per_day: Most requests to the upstream on one day (UTC), since the server started; None: any number.
     """
 
@@ -83,14 +89,14 @@ class FallbackApi(ChatApi):
         models: ServedModels,
         limits: ServerLimits,
         upstream: UpstreamApi,
-        router: Router,
+        check: RunningCheck,
         per_day: int | None = None,
     ):
         super().__init__(models, limits)
-        if router.signal not in SIGNALS:
-            message = f"the router decides by {router.signal}, which takes more than one reply"
+        if (signal := check.router.signal) not in SIGNALS:
+            message = f"the router decides by {signal}, which takes more than one reply"
             raise ConfigError(Problem("--router", message, f"calibrate it with {' or '.join(SIGNALS)}"))
-        self._upstream, self._router, self._per_day = upstream, router, per_day
+        self._upstream, self._check, self._per_day = upstream, check, per_day
         self._breaker, self._day, self._num_today = CircuitBreaker(), 0, 0
         self.counts: Counter[tuple[str, str]] = Counter()
         models.add_finder(lambda name: next(iter(models), None))
@@ -103,10 +109,12 @@ class FallbackApi(ChatApi):
         await self._upstream.start()
 
     async def close(self) -> None:
+        await self._check.close()
         await self._upstream.close()
 
     def register_metrics(self, registry: Any) -> None:
         self._upstream.register_metrics(registry)
+        self._check.register_metrics(registry)
         registry.register(Counts("reinforge_routes", "Requests by who answered", ("route", "reason"), self.counts))
 
     @abortable
@@ -117,21 +125,29 @@ class FallbackApi(ChatApi):
         asked = request.headers.get(ROUTE, "")
         if asked not in ("", LOCAL, UPSTREAM):
             raise ApiError(400, f"the header {ROUTE} must be {LOCAL} or {UPSTREAM}", param=ROUTE)
+        is_drawn = not asked and self._check.draws()
         with self._admit(request):
             reply, reason = None, "asked"
-            if asked != UPSTREAM:
+            if not asked and self._check.is_stopped:
+                reason = "stopped"
+            elif asked != UPSTREAM:
                 try:
                     reply = await self._sample(request, body)
                 except (BadRequest, ContextOverflow, EngineError, TypeError, ValueError):  # the upstream may read it
                     if asked == LOCAL:
                         raise
                 reason = "not_readable" if reply is None else "unsure"
-            if reply is not None and (asked == LOCAL or self._router.keeps(reply.confidence)):
+            if reply is not None and (asked == LOCAL or self._check.router.keeps(reply.confidence)):
+                if is_drawn:
+                    self._check.begin(self._compare(request, body, reply), reply.confidence)
                 return await self._send(request, reply, "asked" if asked == LOCAL else "sure")
             obstacle = self._find_obstacle()
             if obstacle is None:
                 try:
-                    return await self._pass_on(request, body, reason)
+                    response = await self._pass_on(request, body, reason)
+                    if is_drawn:
+                        self._check.add("not_kept", 0.0)
+                    return response
                 except UpstreamDown:
                     obstacle = "upstream_down"
             return await self._send(request, reply or await self._sample(request, body), obstacle)
@@ -143,15 +159,14 @@ class FallbackApi(ChatApi):
         model = self._models.find(call.model)
         caller = ModelCaller(self._models, model)
         replies = await caller.sample(prepared)
-        found = [measure_confidence(each).get(self._router.signal) for each in replies]
+        found = [measure_confidence(each).get(self._check.router.signal) for each in replies]
         known = [each for each in found if each is not None]
         confidence = min(known) if len(known) == len(found) else None
         return LocalReply(call, caller.finish(prepared, replies), confidence)
 
     async def _send(self, request: web.Request, reply: LocalReply, reason: str) -> web.StreamResponse:
         headers = self._describe(LOCAL, reason)
-        dialect = find_dialect(request.path)
-        assert dialect is not None  # the routes are those of the dialects
+        dialect = get_dialect(request.path)
         if reply.call.stream:
             stream = ReplyStream(request, dialect, reply.call, self._limits)
             return await stream.send_whole(reply.completion, headers)
@@ -175,17 +190,38 @@ class FallbackApi(ChatApi):
                 self._breaker.report(failed=False)
                 return await self._upstream.pass_on(request, answer, call, self._describe(UPSTREAM, reason))
 
+    async def _compare(self, request: web.Request, body: bytes, reply: LocalReply) -> bool:
+        """Asks the upstream as well, and returns True if it says the same; raises an error if that is not known.
+
+        A failure is no sign for the circuit breaker, so that checks cannot keep requests from the upstream.
+        """
+        if self._is_spent() or not self._breaker.is_closed:
+            raise UpstreamDown
+        self._num_today += 1
+        call_type, dialect = CALL_TYPES[request.path.removeprefix("/v1/")], get_dialect(request.path)
+        fetched = await self._upstream.fetch(request, body)
+        own = dialect.write_answer(reply.completion, reply.call)
+
+        def compare() -> bool:
+            answers = own, read_answer(call_type, *fetched)
+            return len({simplify_reply(read_reply(each, dialect)) for each in answers}) == 1
+
+        return await asyncio.to_thread(compare)
+
     def _report_failure(self) -> None:
         self._num_today -= 1
         self._breaker.report(failed=True)
 
     def _find_obstacle(self) -> str | None:
         """Returns why the upstream is not asked; None: it is."""
-        if (day := int(time.time() / DAY_S)) != self._day:
-            self._day, self._num_today = day, 0
-        if self._per_day is not None and self._num_today >= self._per_day:
+        if self._is_spent():
             return "budget_spent"
         return None if self._breaker.allows() else "upstream_down"
+
+    def _is_spent(self) -> bool:
+        if (day := int(time.time() / DAY_S)) != self._day:
+            self._day, self._num_today = day, 0
+        return self._per_day is not None and self._num_today >= self._per_day
 
     def _describe(self, route: str, reason: str) -> dict[str, str]:
         self.counts[route, reason] += 1

@@ -31,6 +31,8 @@ ROUTE = "x-reinforge-route"
 """Who answers, or is to answer: `local` or `upstream`."""
 CONNECT_S, SILENT_S = 10.0, 600.0
 """Seconds for a connection to the upstream, and without a byte of it, after which the request fails."""
+FETCHED_BYTES = 1 << 23
+"""Longest answer that is kept in memory."""
 _HOP_BY_HOP = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding")
 ) | {"upgrade", "proxy-connection"}
@@ -117,6 +119,22 @@ class UpstreamApi(Feature):
             logger.debug("the upstream did not answer: %s", error)
             message = f"the upstream of this server does not answer ({type(error).__name__})"
             raise ApiError(502, message, code="upstream_unavailable") from None
+
+    async def fetch(self, request: web.Request, body: bytes) -> tuple[bytes, str]:
+        """Returns an answer that no client waits for, and its content type; raises an error if it is not whole."""
+        with self.record(request, body) as call:
+            async with asyncio.timeout(SILENT_S), await self.open(request, body) as answer:
+                kind, found = answer.headers.get("content-type", "").lower(), bytearray()
+                if call is not None:
+                    call.status, call.content_type = answer.status, kind
+                async for piece in answer.content.iter_any():
+                    found += piece
+                    if len(found) > FETCHED_BYTES:
+                        raise ValueError(f"the answer has more than {FETCHED_BYTES} bytes")
+                if call is not None and self._recorder is not None:
+                    self._recorder.add(call, bytes(found))
+                answer.raise_for_status()
+                return bytes(found), kind
 
     async def pass_on(
         self,

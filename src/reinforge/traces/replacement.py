@@ -24,7 +24,7 @@ from reinforge.evaluation.rows import RowProblems
 from reinforge.files import read_lines, replace_file, to_json
 from reinforge.routing.risk import calibrate
 from reinforge.routing.router import Router
-from reinforge.routing.signals import SignalRow, choose_signal, measure_confidence, normalize_answer
+from reinforge.routing.signals import AGREEMENT, SignalRow, choose_signal, measure_confidence, simplify_reply
 from reinforge.runs.journal.packing import unpack_episode
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.rows import BASELINE
@@ -36,8 +36,8 @@ from reinforge.traces.report import ImportReport
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 
-AGREEMENT, QUALITY = "agreement", "quality"
-"""Names of the evaluators: with the recorded reply, and the user's."""
+QUALITY = "quality"
+"""Name of the evaluator of a user; `AGREEMENT` is that with the recorded reply."""
 KINDS = ("prompt", "completion")
 MIN_ROUTED = 30
 MOST_TOKENS, MARGIN_TOKENS = 1024, 16
@@ -65,18 +65,7 @@ def agrees(item: EvalInputItem) -> float:
 
     Example: '{"a": 1, "b": 2}' and '```json\n{"b": 2, "a": 1}\n```' agree; "Yes." and "yes." agree.
     """
-    return float(_simplify(item.output_obj) == _simplify(item.expected_output_obj))
-
-
-def _simplify(reply: Any) -> Any:
-    """Returns what replies that agree have in common: the calls of tools in any order, or what they say."""
-    if isinstance(reply, list) and reply and isinstance(reply[-1], Mapping) and "role" in reply[-1]:
-        calls = [each["function"] for each in reply[-1].get("tool_calls") or ()]
-        if calls:
-            return sorted([str(each["name"]), normalize_answer(str(each["arguments"]))] for each in calls)
-        reply = reply[-1].get("content")
-    text = reply if isinstance(reply, str) else to_json(reply)
-    return normalize_answer(text.strip().removeprefix("```json").removeprefix("```").removesuffix("```"))
+    return float(simplify_reply(item.output_obj) == simplify_reply(item.expected_output_obj))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +194,7 @@ def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
         clusters=[conversations[each] for each in ids],
         thresholds=choice.thresholds,
     )
-    Router.from_calibration(choice.name, found).save(file)
+    Router.from_calibration(choice.name, found, metric).save(file)
     serve = f"reinforge serve {summary.folder} --fallback URL --router {file}"
     return [f"router         {found}", f"               by {choice.name}; {serve}"]
 
@@ -264,7 +253,7 @@ def measure_self_agreement(rows: Sequence[Mapping[str, Any]]) -> tuple[float | N
     for row in rows:
         *prompt, last = row["messages"]
         asked = [{key: value for key, value in each.items() if key != "weight"} for each in prompt]
-        replies.setdefault(to_json([asked, row.get("tools")]), []).append(_simplify([last]))
+        replies.setdefault(to_json([asked, row.get("tools")]), []).append(simplify_reply([last]))
     repeated = [found for found in replies.values() if len(found) > 1]
     if not repeated:
         return None, 0
