@@ -10,6 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from reinforge.engine.sampling.projection import (
     AdapterRows,
     Projection,
+    Weight,
     find_stable_rows,
     order_rows,
     pick_rows,
@@ -44,7 +45,7 @@ NONE = (torch.zeros(0, 1), torch.zeros(1, 0))
 
 
 def multiply_five_rows(*adapters, counts, min_rows=1):
-    layer = Projection(WEIGHT, None, [down for down, _ in adapters], [up for _, up in adapters])
+    layer = Projection(Weight(WEIGHT, None), None, [down for down, _ in adapters], [up for _, up in adapters])
     rows = AdapterRows(None, None, list(counts), min_rows)
     return project(number(1.0, 2.0, 3.0, 4.0, 5.0), layer, rows)[:, 0].tolist()
 

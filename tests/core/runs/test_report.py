@@ -224,7 +224,7 @@ def test_summary_has_its_fields_in_order(tmp_path):
     written = json.loads((tmp_path / "summary.json").read_text())
     fields = "run_id status reason baseline final best confirm_base confirm_tuned improvement promoted episodes tokens"
     later = "evaluators warnings missing_reason smoke can_resume best_epoch num_jobs guards stages evaluators_sha256"
-    later += " predictions ignored transfer explanations"
+    later += " predictions ignored transfer explanations non_inferiority"
     assert " ".join(written) == f"{fields} wall_time_s policy_versions checkpoint config_sha256 {later}"
     figures = "metric mean ci_low ci_high num_examples num_unscored unscored_reason num_clusters"
     assert " ".join(written["confirm_base"]) == figures
