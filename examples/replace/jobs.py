@@ -1,7 +1,7 @@
 """The three jobs of the application: their requests, and what is right.
 
 tickets   a support e-mail            ->  {"product":"lamp","issue":"wrong_item","priority":"low","refund":true}
-tool      a question at the counter   ->  lookup(item="lamp") or calculate(expression="17+8")
+tool      a question at the counter   ->  quote(item="lamp", count=3) or compute(left=17, operator="plus", right=8)
 label     a message to the company    ->  billing, shipping, technical, account or sales
 
 Requests come from seeded templates, so that every process of the example knows the same ones.
@@ -12,7 +12,7 @@ import random
 from functools import cache
 from itertools import islice
 
-from reinforge.tasks.shop.questions import SYSTEM, TOOLS, write_question
+from reinforge.tasks.shop.questions import OPERATORS, write_question
 from reinforge.tasks.tickets.grammar import write_email
 from reinforge.tasks.tickets.ticket import format_ticket
 from reinforge.traces.replacement import agrees
@@ -66,10 +66,25 @@ SLOTS = {
 }
 PROMPTS = {
     "tickets": "File the e-mail as JSON: product, issue, priority (low, normal or high) and refund (true or false).",
-    "tool": SYSTEM,
+    "tool": "You are a clerk. Call the right tool.",
     "label": f"Which team is this for? Answer with one word: {', '.join(TEAMS)}.",
 }
 """Name of a job -> its system prompt."""
+
+
+WORDS = {sign: word for word, sign in OPERATORS.items()}
+
+
+def describe_tool(name, description, **types):
+    properties = {parameter: {"type": kind} for parameter, kind in types.items()}
+    schema = {"type": "object", "properties": properties, "required": list(types)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS = [
+    describe_tool("quote", "Returns the price of several pieces of one article.", item="string", count="integer"),
+    describe_tool("compute", "Adds, subtracts or multiplies.", left="integer", operator="string", right="integer"),
+]
 
 
 def write_message(rng):
@@ -89,9 +104,9 @@ def write_task(job, rng):
         text, team = write_message(rng)
         return text, {"role": "assistant", "content": team}
     asked = write_question(rng)
-    name, arguments = "calculate", {"expression": f"{asked.count}{asked.operator}{asked.other}"}
+    name, arguments = "compute", {"left": asked.count, "operator": WORDS[asked.operator], "right": asked.other}
     if asked.item is not None:
-        name, arguments = "lookup", {"item": asked.item}
+        name, arguments = "quote", {"item": asked.item, "count": asked.count}
     call = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
     return asked.text, {"role": "assistant", "content": None, "tool_calls": [call]}
 

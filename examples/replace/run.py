@@ -32,6 +32,7 @@ BUNDLED = {"tickets": "bundled:tickets", "tool": "bundled:shop", "label": "bundl
 """Small models of 0.2 million parameters, for each job."""
 AT_A_TIME, AT_A_TIME_LIVE = 32, 4
 START_S, STOP_S = 180, 20
+QUICK_EPOCHS = 10
 
 
 @dataclass
@@ -149,6 +150,8 @@ def replace(processes, job, model, options):
     command += ["--output", job, "--run_name", job]
     if job == "tool" and model == SMOLLM:  # its own template knows no tools
         command += ["-o", "finetuning.policy.chat_template", HERE / "tools.jinja"]
+    if options.quick:
+        command += ["-o", "finetuning.num_epochs", QUICK_EPOCHS]
     begun = time.perf_counter()
     printed = processes.run(*command)
     summary = load_summary(processes.folder / ".reinforge" / "runs" / job)

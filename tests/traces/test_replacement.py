@@ -9,9 +9,10 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
+from reinforge.cli.exits import run_and_exit
 from reinforge.errors import ConfigError
 from reinforge.routing.router import Router
-from reinforge.runs.summary import load_summary
+from reinforge.runs.summary import RunSummary, load_summary
 from reinforge.traces.replacement import agrees, measure_self_agreement, plan_splits, prepare
 from reinforge.types.evaluation import EvalInputItem
 
@@ -134,6 +135,13 @@ def test_replies_of_a_prompt_with_other_tools_are_not_compared():
     other = {**ask, "tools": [{"type": "function"}]}
     assert measure_self_agreement([ask, other]) == (None, 0)
     assert measure_self_agreement([ask, ask, other]) == (1.0, 1)
+
+
+def test_prices_stay_beside_the_json(tmp_path, capsys):
+    run_and_exit(lambda: RunSummary("r", "completed", tmp_path), as_json=True, at_end=lambda summary: ["teacher  $1"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["run_id"] == "r"
+    assert printed.err == "teacher  $1\n"
 
 
 @pytest.mark.slow
