@@ -9,10 +9,11 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
+from reinforge.cli.exits import run_and_exit
 from reinforge.errors import ConfigError
 from reinforge.routing.router import Router
-from reinforge.runs.summary import load_summary
-from reinforge.traces.replacement import agrees, measure_self_agreement, prepare
+from reinforge.runs.summary import RunSummary, load_summary
+from reinforge.traces.replacement import agrees, measure_self_agreement, plan_splits, prepare
 from reinforge.types.evaluation import EvalInputItem
 
 COLORS = ["red", "blue", "green", "black"]
@@ -111,6 +112,18 @@ def test_an_evaluator_of_ones_own_decides(tmp_path):
     assert config["finetuning"]["reward_function"] == {"name": "quality"}
 
 
+def test_the_smaller_the_margin_the_more_is_held_out_and_the_fewer_the_rows_the_longer_is_trained(tmp_path):
+    assert plan_splits(700, 0.02) == {"train": 0.457, "select": 0.114, "confirm": 0.429}  # 300 rows for the verdict
+    assert plan_splits(400, 0.02) == {"train": 0.4, "select": 0.1, "confirm": 0.5}
+    assert plan_splits(400, 0.1) == plan_splits(5000, 0.02) == {"train": 0.6, "select": 0.15, "confirm": 0.25}
+    epochs = []
+    for number in (100, 1000, 4000):
+        logs = write(tmp_path / f"logs-{number}", [record(each) for each in range(number)])
+        prepare([logs], tmp_path / "small", "bundled:help_desk", margin=0.1)
+        epochs.append(yaml.safe_load((tmp_path / "small.yml").read_text())["finetuning"]["num_epochs"])
+    assert epochs == [20, 11, 3]  # at least 400 steps of 16 rows: 600 rows -> 6400 / 600
+
+
 def test_too_few_conversations_are_refused(tmp_path):
     logs = write(tmp_path / "logs", [record(number) for number in range(30)])
     with pytest.raises(ConfigError, match="30 conversations with a reply, and at least 40"):
@@ -122,6 +135,13 @@ def test_replies_of_a_prompt_with_other_tools_are_not_compared():
     other = {**ask, "tools": [{"type": "function"}]}
     assert measure_self_agreement([ask, other]) == (None, 0)
     assert measure_self_agreement([ask, ask, other]) == (1.0, 1)
+
+
+def test_prices_stay_beside_the_json(tmp_path, capsys):
+    run_and_exit(lambda: RunSummary("r", "completed", tmp_path), as_json=True, at_end=lambda summary: ["teacher  $1"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["run_id"] == "r"
+    assert printed.err == "teacher  $1\n"
 
 
 @pytest.mark.slow

@@ -52,8 +52,8 @@ def run_and_exit(
         is_terminal = sys.stdout is not None and sys.stdout.isatty()
         for line in summary.closing_lines(is_terminal and not os.environ.get("NO_COLOR"), SCREEN_ROWS):
             say_as_is(line)
-        for line in added:
-            say(line)
+    for line in added:
+        say(line, err=as_json)
     if require_improvement and not summary.promoted:
         raise SystemExit(NOT_PROMOTED)
 

@@ -43,6 +43,11 @@ MIN_ROUTED = 30
 MOST_TOKENS, MARGIN_TOKENS = 1024, 16
 NEEDED_ROWS = 40
 """Below it the held-out rows can decide nothing."""
+LEAST_CONFIRM, MOST_CONFIRM, DECIDING = 0.25, 0.5, 6.0
+"""Shares of the rows for the verdict, and rows times margin with which one or two lost examples still pass."""
+BATCH_SIZE, FULL_STEPS, LORA_STEPS = 16, 400, 60
+"""Rows of an optimizer step, and steps of a run: small models whose weights are all trained need more of them."""
+LEAST_EPOCHS, MOST_EPOCHS = 3, 20
 TERMS = ("gpt-", "o1", "o3", "o4", "claude", "gemini", "grok", "command-")
 """How names of models begin whose providers limit what their replies may be used for."""
 
@@ -233,7 +238,8 @@ def prepare(
     limit = min(MOST_TOKENS, longest // 2 + MARGIN_TOKENS)
     replace_file(rows_file, "".join(f"{to_json({**row, 'max_tokens': limit})}\n" for row in rows))
     config = output.with_suffix(".yml")
-    replace_file(config, HEAD + dump_data(_build_config(rows_file.name, model, evaluator, margin)))
+    settings = _build_config(rows_file.name, len(rows), model, evaluator, margin)
+    replace_file(config, HEAD + dump_data(settings))
     agreement, num_repeated = measure_self_agreement(rows)
     costs = measure_teacher(list_files(list(sources), rows_file))
     tool_sets = {to_json(row.get("tools")) for row in rows if row.get("tools")}
@@ -267,16 +273,30 @@ HEAD = """\
 """
 
 
-def _build_config(rows: str, model: str, evaluator: str | None, margin: float) -> dict[str, Any]:
+def plan_splits(num_rows: int, margin: float) -> dict[str, float]:
+    """Returns shares of the splits: a quarter for `confirm`, more where fewer than 6 / margin rows would decide little.
+
+    Example: 700 rows and a margin of 0.02 need 300, so 0.43; then 0.46 for `train` and 0.11 for `select`.
+    """
+    confirm = min(MOST_CONFIRM, max(LEAST_CONFIRM, DECIDING / margin / num_rows))
+    train, select = (round(share * (1 - confirm), 3) for share in (0.8, 0.2))
+    return {"train": train, "select": select, "confirm": round(1 - train - select, 3)}
+
+
+def _build_config(rows: str, num_rows: int, model: str, evaluator: str | None, margin: float) -> dict[str, Any]:
     evaluators: dict[str, Any] = {AGREEMENT: {"_type": "python", "function": f"{__name__}:agrees"}}
     if evaluator is not None:
         is_function = ":" in evaluator
         evaluators[QUALITY] = {"_type": "python", "function": evaluator} if is_function else {"_type": evaluator}
     count = 0 if model.startswith("bundled:") else count_parameters(model)
-    policy: dict[str, Any] = {"model": model, "batch": {"batch_size": 16}}
+    policy: dict[str, Any] = {"model": model, "batch": {"batch_size": BATCH_SIZE}}
     policy["schedule"] = {"name": "linear", "warmup_steps": 4}
+    steps = FULL_STEPS
     if count is None or count >= LORA_FROM:
         policy |= LORA
+        steps = LORA_STEPS
+    splits = plan_splits(num_rows, margin)
+    num_epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, round(steps * BATCH_SIZE / (splits["train"] * num_rows))))
     return {
         "llms": {"student": {"_type": "policy"}},
         "workflow": {"_type": "python", "function": f"{__name__}:answer"},
@@ -293,11 +313,11 @@ def _build_config(rows: str, model: str, evaluator: str | None, margin: float) -
             "trajectory_builder": "logs",
             "trainer_adapter": "here",
             "reward_function": {"name": QUALITY if evaluator is not None else AGREEMENT},
-            "num_epochs": 3,
+            "num_epochs": num_epochs,
             "policy": policy,
             "algorithm": {"_type": "sft"},
             "sampling": {"temperature": 0.0},
-            "splits": {"near_duplicates": "group"},
+            "splits": {**splits, "near_duplicates": "group"},
             "gate": {"reference": "logs", "margin": margin},
             "run_configuration": {"validation_interval": 1},
         },
