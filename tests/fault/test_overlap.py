@@ -3,12 +3,12 @@
 Which version samples a token depends on the time that a job takes, so such a run is never bit-identical to another.
 """
 
-import json
 import random
 
 import pytest
 
 from reinforge.crash import SITES
+from reinforge.runs.journal.packing import unpack_episode
 from tests.fault import mutations
 from tests.fault.kit import KILLED, damaged
 from tests.fault.sizes import scaled
@@ -33,7 +33,7 @@ def list_ages(toy):
     """Returns by how many versions the tokens of all epochs are older than the weights that train on them."""
     ages = set()
     for epoch, data in toy.rows_of("SELECT epoch, data FROM episodes WHERE phase = 'collect'"):
-        ages |= {epoch - call["policy_version"] for call in json.loads(data)["calls"]}
+        ages |= {epoch - call["policy_version"] for call in unpack_episode(data)["calls"]}
     return ages
 
 

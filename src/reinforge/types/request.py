@@ -146,6 +146,10 @@ class TokenLogprobs:
     """The most likely tokens of each position, in falling order, of the distribution that `logprobs` are of; empty
     unless the request asks for them. For the agent: no record keeps them."""
 
+    def __post_init__(self) -> None:
+        if type(self.prompt_token_ids) is list:  # read from JSON
+            object.__setattr__(self, "prompt_token_ids", tuple(self.prompt_token_ids))
+
     def share_prompt(self, earlier: Sequence[int]) -> None:
         """Keeps the prompt as the continuation of an earlier one, if it is that; it stays equal to what it was."""
         with contextlib.suppress(struct.error):  # of a policy server of the user, which may report anything

@@ -15,6 +15,7 @@ import pytest
 from reinforge.runs.episodes import FoundEpisode, format_episode
 from reinforge.runs.journal import verify
 from reinforge.runs.journal.journal import RunJournal
+from reinforge.runs.journal.schema import SCHEMA_VERSION
 from reinforge.runs.journal.verify import verify_run
 from tests.fault.kit import KILLED, Child
 from tests.journal_rows import read_rows
@@ -318,7 +319,7 @@ def test_a_damaged_or_unstarted_run_is_listed_as_such(runs):
     db.close()
     text = call("list").output
     assert "junk is damaged: runs/junk/run.sqlite is damaged: DatabaseError: file is not a database" in text
-    assert "has format 99, and this reinforge reads format 3" in text
+    assert f"has format 99, and this reinforge reads format {SCHEMA_VERSION}" in text
     statuses = {run["name"]: run["status"] for run in as_json("list")["runs"]}
     assert statuses == {
         "junk": "damaged", "old": "damaged", "unborn": "interrupted", "done": "completed", "killed": "interrupted",

@@ -138,12 +138,12 @@ async def test_a_client_that_hangs_up_while_it_waits_is_never_sampled(gateway, c
 async def test_without_the_check_a_client_that_has_hung_up_is_sampled(gateway, monkeypatch, set_limit):
     """Mutation check: its body is read although the connection is gone, and it is not asked whether it listens."""
 
-    async def read(self, request):
+    async def read(request, **limits):
         return json.dumps(CHAT).encode()
 
     set_limit("calls_in_flight", 1)
     monkeypatch.setattr(server, "_check_connected", lambda request: None)
-    monkeypatch.setattr(Gateway, "_read_body", read)
+    monkeypatch.setattr(server, "read_body", read)
     assert await hang_up_while_waiting(gateway) == 3
 
 
