@@ -208,7 +208,10 @@ def _write_trajectory(trajectory: Trajectory) -> SentTrajectory:
 
 
 def _strip(tokens: TokenLogprobs | None) -> TokenLogprobs | None:
-    return None if tokens is None else replace(tokens, texts=(), top_logprobs=())
+    """Returns tokens in plain types, without what is for the agent alone."""
+    if tokens is None:
+        return None
+    return replace(tokens, prompt_token_ids=tuple(tokens.prompt_token_ids), texts=(), top_logprobs=())
 
 
 def read_job(sent: SentJob) -> TrajectoryCollection:
