@@ -193,7 +193,7 @@ class FallbackApi(ChatApi):
     async def _compare(self, request: web.Request, body: bytes, reply: LocalReply) -> bool:
         """Asks the upstream as well, and returns True if it says the same; raises an error if that is not known.
 
-        A failure is no sign for the circuit breaker, so that checks cannot keep requests from the upstream.
+        A failure does not count for the circuit breaker, so checks cannot keep requests from the upstream.
         """
         if self._is_spent() or not self._breaker.is_closed:
             raise UpstreamDown

@@ -85,7 +85,7 @@ class UpstreamApi(Feature):
         """Answers with what the upstream answers; the request to it ends if the client disconnects."""
         body = await read_bytes(request)
         if ".." in request.path.split("/"):
-            raise ApiError(404, "there is no such path at the upstream", code="not_found")
+            raise ApiError(404, "the upstream has no such path", code="not_found")
         with self.record(request, body) as call:
             async with await self.open(request, body) as answer:
                 return await self.pass_on(request, answer, call)

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from reinforge.config.problems import EXPECTED as SETTINGS
 from reinforge.rollout.models.openai_http import UnexpectedAnswer
 
-MAX_SHOWN = 40  # characters of a text that a message shows
+MAX_SHOWN = 40  # characters of a string that a message shows
 MAX_COUNT = 10**12  # token counts above this are taken as unreadable; the journal stores 64-bit numbers
 EXPECTED = {
     **{kind: text for kind, text in SETTINGS.items() if "{" not in text},

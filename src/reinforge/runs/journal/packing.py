@@ -36,7 +36,7 @@ LEVEL = 1
 NUM_COMPARED = 8
 """Latest calls of an episode with which a call is compared."""
 LONG_TEXT = 32
-"""Characters; escaping a text for JSON takes ten times as long as encoding it."""
+"""Characters; escaping a string for JSON takes ten times as long as encoding it."""
 _HEADER = struct.Struct("<4I")
 """Bytes of the JSON, number of token ids and of log-probs, and bytes of a log-prob: 4 where that keeps all exactly."""
 _LOGPROBS = ("logprobs", "processed_logprobs")
