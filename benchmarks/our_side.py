@@ -46,9 +46,10 @@ class Paced(SilentProgress):
         self._stage, self._since_s = (None if self._epoch < 0 else stage), time.perf_counter()
 
 
-def run(turns: Turns, folder: Path, shape: Shape, policy: dict[str, Any] | None = None) -> None:
+def run(turns: Turns, folder: Path, shape: Shape, policy: dict[str, Any] | None = None, device: str = "cpu") -> None:
     """Runs GRPO steps on a model folder, one per turn; `policy` has further settings of `finetuning.policy`."""
     config = _config(folder, shape)
+    config["finetuning"]["device"] = device
     config["finetuning"]["policy"] |= policy or {}
     run_config(build_config(config), RunOptions(run_name="benchmark", progress=Paced(turns)))
     sys.exit("the run ended too early")
@@ -92,7 +93,6 @@ def _config(folder: Path, shape: Shape) -> dict[str, Any]:
             "trainer_adapter": "adapter",
             "reward_function": {"name": "reward"},
             "num_epochs": STEPS,
-            "device": "cpu",
             "splits": {"key": "split"},
             "curriculum_learning": {"min_reward_diff": 0.0},
             "algorithm": {"_type": "grpo"},

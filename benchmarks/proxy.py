@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import shutil
 import socket
@@ -80,7 +81,9 @@ def find_port() -> int:
 @contextmanager
 def run_beside(command: list[str], port: int) -> Iterator[str]:
     """Starts a server, waits until it takes connections, and stops it at the end; yields its URL."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}  # it refuses without
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, **quiet)
     try:
         deadline = time.monotonic() + READY_S
         while True:

@@ -68,7 +68,6 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
     lora = options.pop("lora", None)
     config = GRPOConfig(
         output_dir="trl",
-        use_cpu=True,
         beta=0.0,
         loss_type="grpo",
         num_generations=shape.group * rows_per_episode,
@@ -88,7 +87,7 @@ def run(turns: Turns, folder: Path, shape: Shape, options: dict[str, Any]) -> No
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
         max_steps=10_000,
-        **{"bf16": False, "gradient_checkpointing": False, **options},
+        **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False, **options},
     )
     prompts = [[{"role": "user", "content": shape.question(i)}] for i in range(shape.groups)]
     trainer = Timed(

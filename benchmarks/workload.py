@@ -25,8 +25,15 @@ AROUND_FIRST, AROUND_NEXT = 3, 4
 SIZES = {
     "1.7m": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6},
     "13m": {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 6},
+    "135m": {
+        **{"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9},
+        "num_key_value_heads": 3,
+    },
+    "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
 }
-"""Qwen2 models of 1.64 and 12.7 million parameters with a vocabulary of 320."""
+"""Qwen2 models of 1.64 and 12.7 million parameters with a vocabulary of 320, and of the shapes of SmolLM2-135M and
+Qwen2.5-0.5B and 1.5B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +107,7 @@ def make_model(folder: Path, shape: Shape) -> Path:
 
     tokenizer = _make_tokenizer(shape.vocabulary)
     config = Qwen2Config(
-        **SIZES[shape.size],
-        num_key_value_heads=2,
+        **{"num_key_value_heads": 2, **SIZES[shape.size]},
         vocab_size=shape.vocabulary,
         max_position_embeddings=1024,
         tie_word_embeddings=True,

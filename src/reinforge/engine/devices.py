@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,17 @@ def free_cached_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
     elif device.type == "mps":
         torch.mps.empty_cache()
+
+
+def repeat_sums(device: torch.device, *, enabled: bool) -> None:
+    """Makes a GPU add in the same order in every run, with the kernels that torch has for this.
+
+    A process asks for it before its first product: cuBLAS reads its variable then.
+    """
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(enabled, warn_only=True)  # a few operations have no such kernel
+        torch.backends.cuda.enable_mem_efficient_sdp(not enabled)  # whose gradient then stays in any order
 
 
 KIB = 1024

@@ -30,7 +30,7 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
 from reinforge.engine.checkpoint import write_base_model
-from reinforge.engine.devices import is_out_of_memory
+from reinforge.engine.devices import is_out_of_memory, repeat_sums
 from reinforge.engine.jobs import EngineJobs, ServedCopy
 from reinforge.engine.learning_rate import fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
@@ -45,7 +45,7 @@ from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel, Fi
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.dtype import fill_in_dtype
 from reinforge.engine.model.heads import ValueHead
-from reinforge.engine.model.loading import load_model, load_tokenizer
+from reinforge.engine.model.loading import load_model, load_tokenizer, pick_device
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.quantization import count_weights
 from reinforge.engine.policy import EmbeddedPolicy, find_end_tokens
@@ -220,6 +220,8 @@ class Engine:
             raise ConfigError(problems)
         names, rng = tuple(adapters) or (DEFAULT_ADAPTER,), torch.get_rng_state()
         config = fill_in_dtype(config, device, deterministic=deterministic)
+        if deterministic:
+            repeat_sums(pick_device(device), enabled=True)
         with checkpoint.hide_progress_bars(), ThreadPoolExecutor(1) as thread:  # whose libgomp pool ends with it
             model = thread.submit(load_model, config, seed, device, names).result()
         model.fast_paths = replace(model.fast_paths, half_weights=half_weights and not deterministic)
@@ -785,6 +787,7 @@ class Engine:
             self._grammars.close()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
+            repeat_sums(self.model.device, enabled=False)
 
     def __enter__(self) -> Engine:
         return self

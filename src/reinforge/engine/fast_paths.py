@@ -19,7 +19,7 @@ class FastPaths:
 
     decode: bool = True
     """`sampling/fast_llama.py`: one function over the weights of Llama-like models computes decode steps and short
-    prompts. Off: transformers' modules compute them."""
+    prompts; on a GPU, `decode_graphs.py` records the steps. Off: transformers' modules compute them."""
 
     attention: bool = True
     """`model/attention.py`, `model/flash_attention.py`: attention for grouped heads, for few keys, and for whole rows

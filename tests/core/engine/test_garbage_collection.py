@@ -40,6 +40,16 @@ def test_old_objects_are_skipped_and_new_garbage_is_collected():
     assert any(each is lasting for each in gc.get_objects())
 
 
+def test_objects_that_python_freezes_itself_do_not_count(monkeypatch):
+    """Python 3.12 starts with 375 of them."""
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
+    with limit_garbage_collection():
+        assert gc.get_threshold() == THRESHOLDS
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 5000)
+    with limit_garbage_collection():
+        assert gc.get_threshold() != THRESHOLDS
+
+
 def test_settings_are_restored_after_an_error():
     before = gc.get_threshold()
     with pytest.raises(MemoryError), limit_garbage_collection():

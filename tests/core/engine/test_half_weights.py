@@ -37,7 +37,7 @@ def test_replies_stay_and_log_probs_move_by_the_rounding_of_the_weights(tmp_path
     folder = make_tiny_model(tmp_path / "m", family, max_position_embeddings=1024)
     results = []
     for half in (True, False):
-        with load_engine(folder, half_weights=half) as engine:
+        with load_engine(folder, half_weights=half, device="cpu") as engine:
             assert can_halve(engine.model) is half
             results.append(sample(engine))
     (half_tokens, half_logprobs), (tokens, logprobs) = results

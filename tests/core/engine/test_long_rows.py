@@ -9,6 +9,7 @@ from reinforge.engine.sampling import sampler
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.running_batch import find_long_rows
 from reinforge.types.request import ModelRequest, SamplingParams
+from tests.device import DEVICE
 from tests.engines import load_engine
 from tests.models import make_tiny_model
 
@@ -51,11 +52,11 @@ def test_replies_are_the_same_whether_long_rows_attend_apart_or_not(tmp_path, mo
     monkeypatch.setattr(FastLlama, "decode_step", count_parts)
     engine = load_engine(make_tiny_model(tmp_path / "m", max_position_embeddings=4096))
     try:
-        monkeypatch.setitem(sampler.LEAST_SAVED, "cpu", 2**60)
+        monkeypatch.setitem(sampler.LEAST_SAVED, DEVICE, 2**60)
         together = asyncio.run(sample_together(engine))
         assert {num_long for num_long, *_ in parts} == {None}
         parts.clear()
-        monkeypatch.setitem(sampler.LEAST_SAVED, "cpu", 1)
+        monkeypatch.setitem(sampler.LEAST_SAVED, DEVICE, 1)
         apart = asyncio.run(sample_together(engine))
     finally:
         engine.close()

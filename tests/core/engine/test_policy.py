@@ -67,7 +67,9 @@ def test_temperature_zero_takes_the_most_likely_token(engine):
     ids = list(reply.tokens.prompt_token_ids)
     with torch.no_grad():
         for token in get_tokens(reply):
-            assert engine.model.module(input_ids=torch.tensor([ids])).logits[0, -1].argmax().item() == token
+            assert (
+                engine.model.module(input_ids=torch.tensor([ids], device=DEVICE)).logits[0, -1].argmax().item() == token
+            )
             ids.append(token)
     assert reply.tokens.restricted
 

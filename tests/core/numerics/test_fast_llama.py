@@ -11,6 +11,7 @@ from reinforge.engine.sampling import fast_llama, llama_weights, projection, tok
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.prefill import PrefillRequest
 from reinforge.engine.sampling.running_batch import SampleRequest
+from tests.device import DEVICE
 from tests.engines import load_engine
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request
@@ -113,7 +114,7 @@ def change_weights(engine, adapter="default"):
     def change():
         with torch.no_grad():
             for parameter in engine.model.trained_parameters.values():
-                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(DEVICE), alpha=0.02)
 
     engine.policy.sampler.pause(adapter)
     engine.policy.sampler.call(change)
@@ -189,6 +190,10 @@ def test_models_too_large_to_copy_use_the_modules(tiny_model_dir, monkeypatch, c
         assert "sampling llama with transformers' own modules" in caplog.text
 
 
+FOR_CPUS = pytest.mark.skipif(DEVICE != "cpu", reason="a path for CPUs alone")
+
+
+@FOR_CPUS
 def test_logits_are_the_same_without_packed_weights(tiny_model_dir, monkeypatch):
     with load(tiny_model_dir) as engine:
         found = prompts(engine), step(engine)
@@ -213,6 +218,7 @@ def test_a_fast_path_with_other_logits_is_not_used(tiny_model_dir, monkeypatch, 
         assert ask(engine.policy, [request("still there")])[0].num_completion_tokens
 
 
+@FOR_CPUS
 def test_logits_are_the_same_without_torchscript(tiny_model_dir, monkeypatch, caplog):
     """As in a torch that has removed it."""
 

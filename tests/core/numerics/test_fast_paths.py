@@ -14,6 +14,7 @@ from reinforge.engine.model import attention
 from reinforge.engine.model.causal_model import find_last_layer
 from reinforge.engine.sampling import token_sampling
 from reinforge.engine.sampling.threads import ThreadLoad
+from tests.device import DEVICE
 from tests.engines import LIKELIHOOD, load_engine, train
 from tests.samples import ask, request, sibling_samples
 from tests.scripted_run import ScriptedRun, by_answer
@@ -146,5 +147,7 @@ def test_every_fast_path_has_a_probe():
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("path", PROBES)
 def test_the_switch_turns_every_fast_path_on_and_off(path, enabled, tiny_model_dir, tmp_path, monkeypatch):
+    if DEVICE != "cpu" and path in ("attention", "torchscript"):
+        pytest.skip("a path for CPUs alone")
     folder = tmp_path if path == "garbage_collection" else tiny_model_dir
     assert PROBES[path](folder, enabled, monkeypatch) == enabled

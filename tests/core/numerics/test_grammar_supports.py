@@ -14,6 +14,7 @@ from reinforge.engine.training import logprobs as logprobs_module
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.types.request import Grammar, ModelRequest
+from tests.device import DEVICE
 from tests.engines import load_engine
 from tests.models import make_tiny_model
 from tests.samples import ask, random_samples, request, trained_samples
@@ -151,7 +152,7 @@ def test_a_penalty_is_applied_to_each_token_of_the_reply_so_far(engine):
     tokens = reply.tokens
     ids = [*tokens.prompt_token_ids, *tokens.token_ids]
     with torch.no_grad():
-        logits = engine.model.module(input_ids=torch.tensor([ids])).logits[0]
+        logits = engine.model.module(input_ids=torch.tensor([ids], device=DEVICE)).logits[0]
     for place, token in enumerate(tokens.token_ids):
         row = logits[len(tokens.prompt_token_ids) + place - 1].clone()
         row[9] += 9.0

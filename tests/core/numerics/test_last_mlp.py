@@ -37,7 +37,7 @@ class TokenCounter:
 
 
 def train_on(engine, samples, *, shares):
-    model, batch = engine.model, collate(samples)
+    model, batch = engine.model, collate(samples, engine.model.device)
     model.module.zero_grad()
     with TokenCounter(find_last_layer(model.module).mlp) as counter:
         logprobs, entropies = token_logprobs(model, batch, masks=engine.learner.masks if shares else None)

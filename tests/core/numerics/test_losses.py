@@ -11,6 +11,7 @@ from reinforge.engine.losses.policy_gradient import clipped_pg
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.errors import ConfigError, EngineError
 from reinforge.types.sample import LossSpec
+from tests.device import DEVICE
 from tests.engines import copy_weights, load_engine, measure_difference, train
 from tests.samples import random_samples
 
@@ -200,7 +201,7 @@ def test_impossible_adapter_settings_are_refused(tiny_model_dir):
             engine.step(samples, by_token)
         engine.begin_job()
         with pytest.raises(EngineError, match=r"the loss has the shape \[7\]; it must be \[B, T\] = \[3, "):
-            engine.step(samples, lambda batch, logprobs_BT: logprobs_BT.sum() * torch.ones(7))
+            engine.step(samples, lambda batch, logprobs_BT: logprobs_BT.sum() * torch.ones(7, device=DEVICE))
         for sample in samples:
             sample.weight = 0.0
         with pytest.raises(EngineError, match="no sample has a trained token and a weight"):

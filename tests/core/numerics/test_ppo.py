@@ -197,13 +197,13 @@ def test_values_are_those_of_the_learners_own_pass_and_old_ones_stay(load):
     for sample, plain in zip(samples, rows, strict=True):
         assert np.abs(sample.values - plain).max() <= 1e-5
         assert not sample.values[~sample.loss_mask].any()
-        ids = torch.from_numpy(sample.token_ids)[None]
+        ids = torch.from_numpy(sample.token_ids)[None].to(DEVICE)
         with torch.no_grad():
             hidden = engine.model.base(input_ids=ids).last_hidden_state[0]
-            expected = hidden @ engine.critic.weight + engine.critic.bias
+            expected = (hidden @ engine.critic.weight + engine.critic.bias).cpu()
         places = np.flatnonzero(sample.loss_mask)
         assert sample.values[places] == pytest.approx(expected[places - 1].numpy(), abs=1e-5)
-    batch = collate(samples[:2])
+    batch = collate(samples[:2], engine.model.device)
     token_logprobs(engine.model, batch, critic=engine.critic)
     assert torch.allclose(batch.values[0, : len(samples[0])], batch.old_values[0, : len(samples[0])], atol=1e-5)
 

@@ -24,6 +24,8 @@ CHUNK_LOGITS = 2**24  # logits in memory at a time: 64 MiB in float32, twice in 
 FROZEN_CHUNK_LOGITS = 2**22
 """The same where the output layer is frozen: fewer stay in a CPU's cache, and no gradient of the weight adds up."""
 
+GPU_CHUNK_LOGITS = 2**27  # the same on other devices than CPUs, where launching many small operations takes longer
+
 
 class ChunkedLMHead(Function):
     """`(features [N, H], weight [V, H], targets [N], scales [N], entropy_grad) -> log p [N], entropy [N]`.
@@ -49,8 +51,9 @@ class ChunkedLMHead(Function):
             return logprobs_N, entropies_N
         none = features_NH.new_zeros(0, dtype=torch.float32)
         logprobs, entropies, sums = [none], [none], [none]
-        for n in split_tokens(len(targets_N), len(weight_VH)):
-            logits_nV = _compute_logits(features_NH[n], weight_VH, scales_N[n])
+        scales = _find_scales(scales_N)
+        for n in _split(features_NH, weight_VH, CHUNK_LOGITS):
+            logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n)
             sums_n = logits_nV.logsumexp(-1)
             logprobs.append(logits_nV.gather(1, targets_N[n, None])[:, 0] - sums_n)
             probs_nV = (logits_nV - sums_n[:, None]).exp_()
@@ -73,8 +76,9 @@ class ChunkedLMHead(Function):
         logprob_grads_N, entropy_grads_N = gradients
         features_grad = torch.empty_like(features_NH) if ctx.needs_input_grad[0] else None
         weight_grad = torch.zeros_like(weight_VH, dtype=sums_N.dtype) if ctx.needs_input_grad[1] else None
-        for n in split_tokens(len(targets_N), len(weight_VH)):
-            logits_nV = _compute_logits(features_NH[n], weight_VH, scales_N[n]).sub_(sums_N[n, None])
+        scales = _find_scales(scales_N)
+        for n in _split(features_NH, weight_VH, CHUNK_LOGITS):
+            logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n).sub_(sums_N[n, None])
             if ctx.entropy_grad:
                 factors_nV = (logits_nV + entropies_N[n, None]).mul_(entropy_grads_N[n, None])
                 factors_nV.add_(logprob_grads_N[n, None])
@@ -104,8 +108,9 @@ def _compute_with_slopes(
     """
     logprobs, entropies = ([features_NH.new_zeros(0, dtype=torch.float32)] for _ in range(2))
     slopes_NH = torch.empty_like(features_NH) if needs_slopes else None
-    for n in split_tokens(len(targets_N), len(weight_VH), FROZEN_CHUNK_LOGITS):
-        logits_nV = _compute_logits(features_NH[n], weight_VH, scales_N[n])
+    scales = _find_scales(scales_N)
+    for n in _split(features_NH, weight_VH, FROZEN_CHUNK_LOGITS):
+        logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n)
         probs_nV = logits_nV.softmax(-1)
         sums_n = logits_nV.amax(-1) - probs_nV.amax(-1).log_()
         logprobs.append(logits_nV.gather(1, targets_N[n, None])[:, 0] - sums_n)
@@ -126,11 +131,21 @@ def split_tokens(num_tokens: int, vocab_size: int, chunk_logits: int | None = No
     return [slice(start, start + size) for start in range(0, num_tokens, size)]
 
 
-def _compute_logits(features_nH: Tensor, weight_VH: Tensor, scales_n: Tensor) -> Tensor:
+def _split(features_NH: Tensor, weight_VH: Tensor, cpu_logits: int) -> list[slice]:
+    logits = cpu_logits if features_NH.device.type == "cpu" else GPU_CHUNK_LOGITS
+    return split_tokens(len(features_NH), len(weight_VH), logits)
+
+
+def _find_scales(scales_N: Tensor) -> Tensor | None:
+    """Returns the scales; None: all are 1."""
+    return None if bool((scales_N == 1).all()) else scales_N
+
+
+def _compute_logits(features_nH: Tensor, weight_VH: Tensor, scales_N: Tensor | None, n: slice) -> Tensor:
     logits_nV = features_nH @ weight_VH.T
     if logits_nV.dtype in (torch.bfloat16, torch.float16):
         logits_nV = logits_nV.float()
-    return logits_nV if bool((scales_n == 1).all()) else logits_nV.div_(scales_n[:, None])
+    return logits_nV if scales_N is None else logits_nV.div_(scales_N[n, None])
 
 
 CRITIC_PREFIX = "value_head."  # prefix of the critic's parameter names among the policy's

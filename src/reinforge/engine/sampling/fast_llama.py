@@ -17,7 +17,7 @@ N query heads, K key and value heads, D size of a head, I features inside the ML
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,9 @@ from reinforge.engine.sampling.projection import (
 )
 from reinforge.engine.sampling.token_sampling import compile_torchscript
 
+if TYPE_CHECKING:
+    from reinforge.engine.sampling.decode_graphs import DecodeGraphs
+
 MODEL_TYPES = {"llama", "mistral", "qwen2", "qwen3"}
 
 ATTENTION = (GROUPED_ATTENTION, "sdpa")
@@ -51,6 +54,8 @@ MAX_SPARE = 2
 read whole slots in place, and copy parts of them first."""
 
 MAX_PROMPT = 128  # longest prompts computed here: in longer ones, attention in chunks (`flash_attention.py`) saves more
+
+MAX_FLASH_PROMPT = 4096  # the same where torch's flash kernel computes the prompt: on a GPU in bfloat16
 
 
 class LlamaSizes(NamedTuple):
@@ -66,7 +71,7 @@ class LlamaSizes(NamedTuple):
 
 def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Returns RMSNorm of the last dimension, rounded where the modules round it."""
-    if x.dtype == torch.float32:
+    if x.dtype == torch.float32 or x.is_cuda:  # there, one operation instead of eight; it rounds once less
         return F.rms_norm(x, [x.shape[-1]], weight, eps)
     states = x.float()
     return weight * (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
@@ -202,6 +207,9 @@ class FastLlama:
             for function in (_decode, _prefill)
         )
         self.weights = LlamaWeights(model)
+        is_gpu = model.device.type == "cuda"
+        self.max_prompt = MAX_FLASH_PROMPT if is_gpu and model.dtype == torch.bfloat16 else MAX_PROMPT
+        self.graphs = make_graphs(model)
         self._names: Sequence[str] | None = None
 
     @contextmanager
@@ -226,15 +234,27 @@ class FastLlama:
         """
         (rows, layers), (keys, values) = self._choose_weights(len(token_ids_B)), self._slots()
         capacity = keys[0].shape[2]
+        if self.graphs is not None:
+            lengths = [min(self.graphs.round_size(length), capacity) for length in lengths]
         chosen = [capacity if capacity <= MAX_SPARE * length else length for length in lengths]
         num_long = len(token_ids_B) if num_long is None else num_long
         outer, slides, window = self.weights.collect_outer(chosen[0]), self.slides, self.masks.window
-        return self._decode(
-            token_ids_B, positions_B, rows, layers, outer, keys, values, slides, window, chosen, num_long, self.sizes
-        )
+
+        def step(token_ids: Tensor, positions: Tensor) -> Tensor:
+            settings = slides, window, chosen, num_long, self.sizes
+            return self._decode(token_ids, positions, rows, layers, outer, keys, values, *settings)
+
+        if self.graphs is None or rows.order is not None:
+            return step(token_ids_B, positions_B)
+        memory = [layers, outer.cos, outer.head.plain, *keys[:1]]
+        return self.graphs.run(step, (len(token_ids_B), num_long, *chosen), memory, token_ids_B, positions_B)
+
+    def round_rows(self, num_rows: int, max_rows: int) -> int:
+        """Returns how many rows a step should have: where steps are recorded, one of a few numbers."""
+        return num_rows if self.graphs is None else min(self.graphs.round_size(num_rows), max_rows)
 
     def can_prefill(self, length: int) -> bool:
-        return length <= MAX_PROMPT and self.masks.sees_all(length)
+        return length <= self.max_prompt and self.masks.sees_all(length)
 
     def prefill(self, token_ids_BT: Tensor, last_B: Tensor, sources_n: Tensor, first: int) -> Tensor:
         """Returns the logits of each reply's first token, `[n, V]`, and fills its slot.
@@ -250,6 +270,8 @@ class FastLlama:
 
     def drop_weights(self, adapter: str | None = None) -> None:
         self.weights.drop(adapter)
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def _choose_weights(self, num_rows: int) -> tuple[AdapterRows, list[LayerWeights]]:
         names = list(self._names or [self.model.adapter])
@@ -264,6 +286,15 @@ class FastLlama:
                 empty = self.base.norm.weight.new_empty(0, self.sizes.num_kv_heads, 0, self.sizes.head_size)
                 layer.lazy_initialization(empty, empty)
         return [layer.keys for layer in layers], [layer.values for layer in layers]
+
+
+def make_graphs(model: CausalModel) -> "DecodeGraphs | None":
+    """Returns where a model's recorded steps are kept; None: its device records none."""
+    if model.device.type != "cuda":
+        return None
+    from reinforge.engine.sampling.decode_graphs import CUDARecorder, DecodeGraphs
+
+    return DecodeGraphs(CUDARecorder(model.device))
 
 
 def supports_fast_decode(model: CausalModel) -> bool:

@@ -63,7 +63,7 @@ def pick_rows(states: Tensor, indices: Tensor | None) -> Tensor:
     return states if indices is None else states.index_select(0, indices)
 
 
-MAX_PACKED_SHARE = 0.25  # maximum memory of packed weights, as a share of the machine's
+MAX_PACKED_SHARE = 0.25  # maximum memory of packed or concatenated weights, as a share of the machine's or the GPU's
 
 UNKNOWN_MEMORY = 8 * 2**30  # the machine's memory where the system does not say
 
@@ -134,7 +134,9 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def find_max_bytes(device: torch.device, dtype: torch.dtype) -> int:
-    """Returns the maximum memory of the copies that `pack` may make of one model's weights."""
+    """Returns the maximum memory of the copies that may be made of one model's weights."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory * MAX_PACKED_SHARE)
     if not can_pack(device, dtype):
         return MAX_COPIED_BYTES
     has_sysconf = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})

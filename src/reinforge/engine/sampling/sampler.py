@@ -63,7 +63,7 @@ PREFILL_TOKENS = 2048  # padded prompt tokens in one forward: bounds memory, and
 READER_TOKENS = 512
 """Prompt tokens between two decode steps while clients read replies as they grow: they wait that long for a token."""
 
-LEAST_SAVED, MUCH_SAVED = {"cpu": 2**19}, 2**26
+LEAST_SAVED, MUCH_SAVED = {"cpu": 2**19}, 2**29
 """Bytes of keys and values in a layer that a step must save to attend in two parts; `MUCH_SAVED` on other devices."""
 
 UNUSED_S = 10.0  # seconds for which no step needed half of the KV cache, before `release_memory` frees it
@@ -453,6 +453,8 @@ class ReplySampler:
         if not batch.count:
             return
         size, num_long = max(batch.count, self._min_rows), self._put_long_rows_first()
+        if self._prefiller.fast_llama is not None:
+            size = self._prefiller.fast_llama.round_rows(size, len(batch.positions))
         with self._route_adapters([request.adapter for request in batch.requests]):
             logits = self._retry_with_smaller_cache(
                 lambda: self._forward(batch.last_tokens[:size], batch.positions[:size], num_long)

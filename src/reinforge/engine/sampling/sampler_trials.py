@@ -60,7 +60,7 @@ class SamplerTrials:
                 tokens = np.array([ids[start + step] for ids, start in rows], np.int64)
                 both = self._decode(tokens, np.array([start + step for _, start in rows]))
                 for found, row in zip(logits, both, strict=True):
-                    found.append(row)
+                    found.append(row.clone())  # the next step may overwrite it
             if not self.model.has_states:
                 logits[0].append(self._continue()[0])
             errors = [

@@ -49,8 +49,9 @@ def set_deferred_logprobs(samples: Sequence[TrainingSample], batch: TokenBatch, 
     rows_BT = logprobs_BT.detach()
     batch.old_logprobs[waiting] = rows_BT[waiting]
     batch.old_logprobs_from_learner = True
+    rows = rows_BT.cpu().numpy()  # one copy from the device, not one for each sample
     for i in waiting:
-        samples[i].old_logprobs = rows_BT[i, : len(samples[i])].cpu().numpy().copy()
+        samples[i].old_logprobs = rows[i, : len(samples[i])].copy()
 
 
 def scale_loss(output: LossOutput, batch: TokenBatch, token_weight: float, sample_weight: float) -> Tensor:

@@ -26,6 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.heads import ValueHead
+from reinforge.engine.model.text_part import iterate_expert_parameters
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, make_plain_sample
 from reinforge.engine.training.logprobs import token_logprobs
@@ -77,11 +78,17 @@ class ShardedModel:
                 fully_shard(part, mesh=peers.mesh, mp_policy=policy)
         except (AssertionError, NotImplementedError, ValueError) as cause:
             raise EngineError(f"{model.config.model_type} models cannot be sharded: {cause}") from cause
+        takes_unused = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+        if not takes_unused and any(iterate_expert_parameters(model.module)):
+            raise EngineError(f"{model.config.model_type} models have experts: to shard those takes torch 2.13")
         divided: list[Any] = [part for part in self._pass.modules() if isinstance(part, FSDPModule)]
         for part in divided:  # a step's loss is normalized already, so gradients are added
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-            part.set_reduce_scatter_unused_params(True, recurse=False)  # experts to which one process routed no token
+            if takes_unused:
+                part.set_reduce_scatter_unused_params(
+                    True, recurse=False
+                )  # experts to which one process routed no token
         self._divided: dict[str, Any] = dict(self.copied.module.named_parameters())
         self._shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
         self.shards = {name: nn.Parameter(self._divided[name].detach().to_local()) for name in model.trained_parameters}
