@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from collections import Counter
 
 import httpx
@@ -324,10 +325,13 @@ async def test_a_state_that_cannot_be_written_costs_no_request(large, start, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [["--check_share", "1"], []])
-async def test_the_command_keeps_the_state_beside_the_router(large, tmp_path, options):
+async def test_the_command_keeps_the_state_beside_the_router(large, tmp_path, tiny_model_dir, options):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_model_dir, run / "model")
+    (run / "run.sqlite").touch()
     file = tmp_path / "small.router.json"
     router(kept=(-50.0,)).save(file)  # calibrated by an unknown metric: checked only if asked
-    command = ["serve", "bundled:tickets", "--fallback", large.url, "--router", file, "--port", "0"]
+    command = ["serve", run, "--fallback", large.url, "--router", file, "--port", "0"]
     process = start_command(*command, *options)
     try:
         address = None
@@ -346,6 +350,7 @@ async def test_the_command_keeps_the_state_beside_the_router(large, tmp_path, op
     finally:
         process.terminate()
         process.communicate()
+    assert [line.routes for line in read_served(run)] == [{}, {"local sure": 1}]
 
 
 def test_a_share_without_a_fallback_is_refused():

@@ -152,10 +152,10 @@ def test_where_training_does_not_help_the_base_model_is_compared(tmp_path, tiny_
     command += ["-o", "finetuning.num_epochs", "1", "-o", "finetuning.policy.optimizer.learning_rate", "1e-12"]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
-    assert "small did not improve the agent; the base model as it is is worse than the logs" in result.output
-    assert "so the base model stays; the base model as it is: worse than the logs by more than 0.1" in result.output
+    assert "small did not improve the agent; the untouched base model is worse than the logs" in result.output
+    assert "so the base model stays; the untouched base model: worse than the logs by more than 0.1" in result.output
     assert re.search(r"router +No request stays local: no threshold was shown to lose at most 0.1 ", result.output)
-    assert "student        the base model as it is, per 1,000 requests: " in result.output
+    assert "student        the untouched base model, per 1,000 requests: " in result.output
     assert "--fallback" not in result.output
 
 

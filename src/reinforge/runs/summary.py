@@ -125,7 +125,7 @@ class RunSummary:
         if self.non_inferiority is not None:
             of_base = self.confirm_tuned is None
             text = self.non_inferiority.headline(self.promoted or of_base, has_warnings=bool(self.warnings))
-            return f"did not improve the agent; the base model as it is {text}" if of_base else text
+            return f"did not improve the agent; the untouched base model {text}" if of_base else text
         if self.promoted:
             return "improved the agent" + (" (read the warning)" if self.warnings else "")
         if self.num_jobs == 0:

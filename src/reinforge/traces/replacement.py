@@ -166,7 +166,7 @@ class Replacement:
         price = None if machine_price is None else each_s * machine_price / 3600
         cost = "--machine_price gives the price" if price is None else f"price ${1000 * price:.4g}"
         tokens = f"{sent:,.0f} + {sampled:,.0f} tokens"
-        which = "the base model as it is, " if phase == BASE else ""
+        which = "the untouched base model, " if phase == BASE else ""
         seconds = f"{1000 * each_s:,.0f} s of this machine"
         lines.append(f"student        {which}per 1,000 requests: {tokens}, {seconds}, {cost}")
         if price is not None and machine_price is not None and self.costs.price is not None:

@@ -279,7 +279,7 @@ class BaseComparison:
             why = "no training job was submitted" if summary.num_jobs == 0 else lack
             summary.promoted, summary.reason = False, f"{why}, so the base model stays"
             if self._gate.reference is not None:
-                summary.reason += f"; the base model as it is: {await self._judge_base(context.validations[0])}"
+                summary.reason += f"; the untouched base model: {await self._judge_base(context.validations[0])}"
             return
         base = context.validations[0]
         if not base.checkpoint or not best.checkpoint:

@@ -134,10 +134,10 @@ async def test_where_no_checkpoint_is_better_the_base_is_compared(
     assert summary.confirm_tuned is None
     assert summary.confirm_base.mean == pytest.approx(0.5, abs=0.1)
     lack = "no checkpoint beat the base model on the select examples, so the base model stays"
-    assert summary.reason == f"{lack}; the base model as it is: {found}"
-    assert summary.headline() == f"did not improve the agent; the base model as it is {headline}"
+    assert summary.reason == f"{lack}; the untouched base model: {found}"
+    assert summary.headline() == f"did not improve the agent; the untouched base model {headline}"
     for name in ("report.md", "report.html"):
-        assert f"the base model as it is: {outcome} than the logs by more than 0.2" in (folder / name).read_text()
+        assert f"the untouched base model: {outcome} than the logs by more than 0.2" in (folder / name).read_text()
     assert load_summary(folder).headline() == summary.headline()
     assert not (folder / "model").exists()
 
@@ -147,7 +147,7 @@ async def test_a_base_that_cannot_be_restored_is_not_compared(tmp_path):
     run.adapter = ForgetfulAdapter(ScriptedPolicy(run.answer))
     summary = await run.run()
     assert summary.reason.endswith(
-        "the base model as it is: not compared with logs, since the backend does not save its weights"
+        "the untouched base model: not compared with logs, since the backend does not save its weights"
     )
     assert summary.non_inferiority is None
 
