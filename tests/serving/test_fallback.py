@@ -15,7 +15,7 @@ from reinforge.errors import ConfigError, StorageError
 from reinforge.rollout.http.exchange import find_dialect
 from reinforge.routing.router import Router
 from reinforge.routing.signals import simplify_reply
-from reinforge.runs.served_log import ServedLog, read_served
+from reinforge.runs.journal.served import ServedLog, read_served
 from reinforge.serving import fallback
 from reinforge.serving.answers import read_reply
 from reinforge.serving.app import ServeApp

@@ -3,8 +3,8 @@
 import pytest
 
 from reinforge.files import append_line
+from reinforge.runs.journal.served import SERVED
 from reinforge.runs.rows import BASELINE, GUARD, EpochMetrics, GuardEvent
-from reinforge.runs.served_log import SERVED
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.trajectory import Outcome
 from reinforge.view.data_page import classify

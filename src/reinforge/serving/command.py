@@ -305,8 +305,8 @@ def _build_fallback(
         return {}
     from reinforge.routing.router import Router
     from reinforge.routing.signals import AGREEMENT
+    from reinforge.runs.journal.served import ServedLog
     from reinforge.runs.saved_model import find_model
-    from reinforge.runs.served_log import ServedLog
     from reinforge.serving.fallback import DayBudget, FallbackApi
     from reinforge.serving.loading import MODEL
     from reinforge.serving.running_check import RunningCheck

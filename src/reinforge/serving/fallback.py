@@ -23,7 +23,7 @@ from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import ConfigError, ContextOverflow, EngineError, Problem
 from reinforge.rollout.handle.completion import ChatCompletion
 from reinforge.routing.signals import measure_confidence, simplify_reply
-from reinforge.runs.served_log import ServedCounts, ServedLog
+from reinforge.runs.journal.served import ServedCounts, ServedLog
 from reinforge.serving.answers import CALL_TYPES, read_answer, read_reply
 from reinforge.serving.chat import COUNT, MESSAGES, ChatApi, ModelCaller, ReplyStream, get_dialect
 from reinforge.serving.metrics import Counts

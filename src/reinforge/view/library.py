@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from reinforge.errors import ReinforgeError
 from reinforge.files import TRASH
 from reinforge.runs.journal.reader import JOURNAL
+from reinforge.runs.journal.served import SERVED
 from reinforge.runs.page.chats import TokenTexts
 from reinforge.runs.progress import StatusLine
 from reinforge.runs.replay import JournalClock, RunReplay
@@ -28,7 +29,6 @@ from reinforge.runs.run_folder import (
     read_config,
     read_overview_of_any,
 )
-from reinforge.runs.served_log import SERVED
 from reinforge.view.episode_table import EpisodeTable
 
 CONFIG = "config.yml"

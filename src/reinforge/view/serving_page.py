@@ -8,9 +8,9 @@ from itertools import groupby, pairwise
 from xml.etree.ElementTree import Element
 
 from reinforge.evaluation.statistics import compute_wilson_interval
+from reinforge.runs.journal.served import ServedCounts, read_served
 from reinforge.runs.page.elements import Content, Line, Point, build, build_section, build_table, draw_chart
 from reinforge.runs.run_folder import RunOverview, format_local_time
-from reinforge.runs.served_log import ServedCounts, read_served
 from reinforge.view.episode_table import EpisodeTable
 
 MAX_POINTS = 40
