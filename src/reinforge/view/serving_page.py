@@ -55,7 +55,7 @@ def _format(count: float, total: float) -> str:
 
 def _build_requests(lines: Sequence[ServedCounts]) -> Element:
     (local, total), first = _count_local(lines), lines[0].at_s
-    width = max(1.0, (lines[-1].at_s - first) / MAX_POINTS)
+    width = (lines[-1].at_s - first + 1.0) / MAX_POINTS
     parts = [list(part) for _, part in groupby(lines, lambda line: int((line.at_s - first) / width))]
     found = {"stays local": _count_local, "agrees, or is the fallback's": _count_agreed}
     drawn = []
@@ -77,8 +77,10 @@ def _build_check(lines: Sequence[ServedCounts]) -> Element:
     good, total = _count_agreed(lines)
     text = "No request was checked: `--check_share` is 0, or there were too few."
     if total:
-        promise = f"the router promises a loss of at most {lines[-1].margin:g}"
-        text = f"{_format(good, total)} of {total:,.0f} checked requests got what the fallback says; {promise}."
+        text = (
+            f"{_format(good, total)} of {total:,.0f} checked requests got the fallback's answer or one that agrees; "
+            f"the router promises a loss of at most {lines[-1].margin:g}."
+        )
     rows = [(outcome, f"{count:,.0f}") for outcome, count in _sort(lines, "checks")]
     table = build_table(("outcome", "checks"), rows, "Checks by what came of them") if rows else None
     return build_section("Running check", build("p", text), table, id="check")
