@@ -10,7 +10,9 @@ import pytest
 
 from reinforge.routing.drift import DriftCheck
 from reinforge.routing.risk import calibrate
+from reinforge.routing.router import Router
 from reinforge.routing.signals import choose_thresholds
+from reinforge.serving.running_check import RunningCheck
 
 MARGIN = 0.02
 GRID = (np.arange(2000) + 0.5) / 2000
@@ -30,18 +32,19 @@ class Deployment:
             low, high = (middle, high) if too_low else (low, middle)
         self.offset = low
 
-    def draw(self, count, kept_share=1.0):
+    def draw(self, count, kept_share=1.0, hard=1.0):
         """Returns confidences, and how likely student and teacher are right.
 
         Args:
             kept_share: After a drift the student is right so many times as often.
+            hard: After a drift of a part, it is never right from this difficulty on.
         """
         difficulty = self.random.random(count)
-        right = kept_share / (1 + np.exp(self.slope * difficulty - self.offset))
+        right = kept_share / (1 + np.exp(self.slope * difficulty - self.offset)) * (difficulty < hard)
         return 1 - difficulty + self.random.normal(0, 0.05, count), right, np.full(count, self.teacher)
 
-    def sample(self, count, kept_share=1.0):
-        confidences, *shares = self.draw(count, kept_share)
+    def sample(self, count, kept_share=1.0, hard=1.0):
+        confidences, *shares = self.draw(count, kept_share, hard)
         return confidences, *((self.random.random(count) < share).astype(float) for share in shares)
 
     def calibrate(self):
@@ -49,13 +52,18 @@ class Deployment:
         self.router = calibrate(*self.sample(self.count), MARGIN, thresholds=thresholds)
         return self.router
 
-    def expected_loss(self, threshold, kept_share=1.0):
-        confidences, student, teacher = self.draw(20_000, kept_share)
+    def expected_loss(self, threshold, kept_share=1.0, hard=1.0):
+        confidences, student, teacher = self.draw(20_000, kept_share, hard)
         return 0.0 if threshold is None else float(((teacher - student) * (confidences >= threshold)).mean())
 
     def draw_losses(self, count, kept_share=1.0):
         confidences, student, teacher = self.sample(count, kept_share)
         return ((teacher - student) * (confidences >= self.router.threshold)).tolist()
+
+    def draw_disagreements(self, count, hard=1.0):
+        """Returns the confidences of the replies with which the teacher disagrees; -inf: it agrees."""
+        confidences, student, teacher = self.sample(count, hard=hard)
+        return np.where(teacher > student, confidences, -np.inf).tolist()
 
 
 def measure_promises(num_deployments):
@@ -95,6 +103,36 @@ def measure_checks(num_deployments, loss_after=0.1):
     return false / drifted, found / (drifted - false), drifted
 
 
+def measure_steps(num_deployments):
+    """Returns what becomes of drifts after which the student fails at the harder half of what it keeps.
+
+    How often the threshold rises before; and after 500 checked requests, how often nothing stays local, how often the
+    mixture still loses more than three times the margin, and the mean share that stays local, in parts of the best.
+    """
+    raised, stopped, worse, shares = 0, 0, 0, []
+    for number in range(num_deployments):
+        deployment = Deployment(number)
+        found = deployment.calibrate()
+        if found.threshold is None or deployment.expected_loss(found.threshold) > MARGIN:
+            continue
+        hard = (1 - found.threshold) / 2
+        if deployment.expected_loss(found.threshold, hard=hard) < 0.1:
+            continue
+        check = RunningCheck(Router.from_calibration("mean_logprob", found))
+        for lost_at in deployment.draw_disagreements(int(deployment.random.integers(0, 1000))):
+            check.add("checked", lost_at)
+        raised += check.router.threshold != found.threshold
+        for lost_at in deployment.draw_disagreements(500, hard):
+            check.add("checked", lost_at)
+        stopped += check.is_stopped
+        worse += deployment.expected_loss(check.router.threshold, hard=hard) > 3 * MARGIN
+        best = min(each for each in found.kept if deployment.expected_loss(each, hard=hard) <= MARGIN)
+        confidences = deployment.draw(20_000)[0]
+        shares.append((confidences >= (check.router.threshold or 9.0)).mean() / (confidences >= best).mean())
+    count = len(shares)
+    return raised / count, stopped / count, worse / count, float(np.mean(shares)), count
+
+
 def test_the_promise_of_a_few_deployments():
     broken, naive = measure_promises(100)
     assert broken <= 0.05
@@ -106,6 +144,23 @@ def test_the_drift_of_a_few_deployments():
     assert false <= 0.05
     assert found >= 0.95
     assert drifted >= 10
+
+
+def test_a_drift_of_a_part_raises_the_threshold_of_a_few_deployments_and_stops_none():
+    raised, stopped, worse, share, drifted = measure_steps(60)
+    assert raised <= 0.2
+    assert max(stopped, worse) <= 0.05
+    assert 0.8 <= share <= 1.5
+    assert drifted >= 20
+
+
+@pytest.mark.slow
+def test_a_drift_of_a_part_raises_the_threshold_of_600_deployments_and_stops_few():
+    raised, stopped, worse, share, drifted = measure_steps(600)
+    assert raised <= 0.2
+    assert max(stopped, worse) <= 0.05
+    assert 0.8 <= share <= 1.5
+    assert drifted >= 200
 
 
 @pytest.mark.slow

@@ -95,7 +95,16 @@ def test_testing_stops_at_the_first_threshold_that_fails():
     student = np.where(confidences >= 0.9, 0.0, 1.0)  # sure and wrong
     found = calibrate(confidences, student, teacher, MARGIN, thresholds=[0.9, 0.5, 0.1])
     assert (found.threshold, found.kept, found.share, found.difference) == (None, (), 0.0, 0.0)
-    assert str(found).startswith("every request goes to the teacher: no threshold was shown to lose at most 0.02")
+    assert str(found).startswith("No request stays local: no threshold was shown to lose at most 0.02 with 95 % ")
+
+
+def test_a_threshold_that_no_request_reaches_says_so():
+    found = calibrate(*requests(), MARGIN, thresholds=[1.5, 0.1])
+    assert (found.threshold, found.share) == (1.5, 0.0)
+    lowest = "the lowest threshold that was shown to lose at most 0.02 with 95 % confidence is 1.5"
+    assert str(found) == f"No request stays local: {lowest}, above the confidences of all 1,000 requests"
+    few = calibrate(*requests(), MARGIN, thresholds=[0.998, 0.1])
+    assert str(few).startswith("less than 1% of the requests stay local [0%, 1%]: ")
 
 
 def test_without_thresholds_a_tenth_of_the_requests_gives_them():

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from reinforge.errors import ConfigError
-from reinforge.routing.drift import DriftCheck
+from reinforge.routing.drift import DriftCheck, choose_num_kept
 from reinforge.routing.risk import calibrate
 from reinforge.routing.router import Router
 from tests.routing.test_risk import MARGIN, requests
@@ -35,12 +35,12 @@ def test_the_file_holds_everything(router, tmp_path):
 
 
 def test_a_stricter_threshold_still_keeps_the_promise(router):
-    tighter = router.tighten()
+    tighter = router.tighten(2)
     assert (tighter.threshold, tighter.kept, tighter.share) == (0.6, (0.9, 0.6), 0.4)
-    last = tighter.tighten().tighten()
+    last = router.tighten(0)
     assert (last.threshold, last.kept, last.share) == (None, (), 0.0)
     assert not last.keeps(1e9)
-    assert last.tighten() == last
+    assert router.tighten(3) == router
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,32 @@ def test_the_running_check_raises_then_stops_for_good():
     assert states[:20] == ["ok"] * 20
     assert states[20:29] == [*["ok"] * 5, *["raise"] * 3, "stop"]
     assert [check.add(-1.0) for _ in range(50)][-1] == "stop"
-    check.reset()
-    assert (check.state, check.num_checked, check.capital) == ("ok", 0, 0.0)
     with pytest.raises(ValueError, match="expected a loss from -1 to 1, found nan"):
         check.add(float("nan"))
+
+
+def with_capital(capital):
+    """Returns a check, after one more request without a loss at a margin of almost 0."""
+    check = DriftCheck(1e-9, num_checked=10**9, sums=[capital] * 5)
+    check.add(0.0)
+    return check
+
+
+@pytest.mark.parametrize(
+    ("capitals", "num_kept"),
+    [
+        ([0.1, 0.8, 3.0, 4.9], 4),  # the check of the last one says nothing
+        ([0.1, 0.8, 3.0, 5.1], 2),  # of the second one nothing speaks against the promise
+        ([0.1, 0.8, 3.0, 25.0], 2),
+        ([1.1, 3.0, 25.0], 1),  # not even of the strictest, which is left once its own check says `stop`
+        ([19.0, 25.0], 1),
+        ([21.0, 25.0], 0),
+        ([5.1], 1),
+        ([], 0),
+    ],
+)
+def test_the_lowest_threshold_that_nothing_speaks_against_is_next(capitals, num_kept):
+    assert choose_num_kept([with_capital(each) for each in capitals]) == num_kept
 
 
 def test_the_capital_by_hand():

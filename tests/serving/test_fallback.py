@@ -3,20 +3,23 @@
 import asyncio
 import json
 import re
+import shutil
+from collections import Counter
 
 import httpx
 import pytest
 from click.testing import CliRunner
 
 from reinforge.cli import main
-from reinforge.errors import ConfigError
+from reinforge.errors import ConfigError, StorageError
 from reinforge.rollout.http.exchange import find_dialect
 from reinforge.routing.router import Router
 from reinforge.routing.signals import simplify_reply
+from reinforge.runs.journal.served import ServedLog, read_served
 from reinforge.serving import fallback
 from reinforge.serving.answers import read_reply
 from reinforge.serving.app import ServeApp
-from reinforge.serving.fallback import FallbackApi
+from reinforge.serving.fallback import DayBudget, FallbackApi
 from reinforge.serving.models import ServedModels
 from reinforge.serving.recording import RecordConfig, Recorder
 from reinforge.serving.routes import ServerLimits
@@ -56,11 +59,11 @@ async def large():
 
 @pytest.fixture
 def start():
-    def build(url, *, per_day=None, recorder=None, check=None, **settings):
+    def build(url, *, budget=None, recorder=None, check=None, log=None, **settings):
         models, limits = ServedModels(), ServerLimits()
         models.add("small", Student())
         check = check or RunningCheck(router(**settings))
-        chat = FallbackApi(models, limits, UpstreamApi(url, recorder), check, per_day)
+        chat = FallbackApi(models, limits, UpstreamApi(url, recorder), check, budget, log)
         return ServeApp(models, chat=chat, key_header=KEY_HEADER)
 
     return build
@@ -135,12 +138,52 @@ async def test_an_upstream_that_does_not_answer_and_one_that_is_busy(large, star
 
 
 async def test_the_days_budget(large, start, monkeypatch):
-    async with start(large.url, per_day=2) as app:
+    async with start(large.url, budget=DayBudget(2)) as app:
         assert await ask(app, "broken") == ("small", "local", "upstream_down")  # costs nothing
         assert [(await ask(app, "hm"))[2] for _ in range(3)] == ["unsure", "unsure", "budget_spent"]
         tomorrow = fallback.time.time() + fallback.DAY_S
         monkeypatch.setattr(fallback.time, "time", lambda: tomorrow)
         assert await ask(app, "hm") == ("echo hm", "upstream", "unsure")
+
+
+async def test_the_days_budget_is_kept_over_restarts(large, start, monkeypatch, tmp_path):
+    file = tmp_path / "router.budget.json"
+    async with start(large.url, budget=DayBudget(2, file)) as app:
+        assert (await ask(app, "hm"))[2] == "unsure"
+        await wait_for(file.exists)  # at once: a server that is killed has kept it
+    for reasons in (["unsure", "budget_spent"], ["budget_spent"]):
+        async with start(large.url, budget=DayBudget(2, file)) as app:
+            assert [(await ask(app, "hm"))[2] for _ in reasons] == reasons
+    async with start(large.url, budget=DayBudget(None, file)) as app:
+        assert (await ask(app, "hm"))[2] == "unsure"
+    tomorrow = fallback.time.time() + fallback.DAY_S
+    monkeypatch.setattr(fallback.time, "time", lambda: tomorrow)
+    assert not DayBudget(2, file).is_spent
+    file.write_text("{}")
+    assert not DayBudget(2, file).is_spent
+    file.write_text("damaged")
+    with pytest.raises(ConfigError, match=r"router.budget.json is not a state that this server has kept"):
+        DayBudget(2, file)
+
+
+async def test_what_was_served_is_in_the_folder_of_the_run(large, start, tmp_path):
+    prices = {"large": {"prompt": 1000, "completion": 2000}}
+    recorder, check = Recorder(tmp_path / "logs", RecordConfig(prices=prices)), RunningCheck(router(), 1.0)
+    log = ServedLog(tmp_path, period_s=0.05)
+    async with start(large.url, check=check, recorder=recorder, log=log) as app:
+        await ask_checked(app, check, "sure agree", 2)
+        await wait_for(lambda: len(read_served(tmp_path)) > 1)
+        await ask_checked(app, check, "hm")
+        await ask(app, "sure", "local")
+    lines = read_served(tmp_path)
+    assert lines[0].routes == {}  # when the server started
+    assert {(line.threshold, line.margin) for line in lines} == {(-0.5, 0.02)}
+    sums = [sum((Counter(getattr(line, name)) for line in lines), Counter()) for name in ("routes", "checks")]
+    assert sums == [{"local sure": 2, "upstream unsure": 1, "local asked": 1}, {"agreed": 2, "not_kept": 1}]
+    assert sum((Counter(line.measured) for line in lines), Counter()) == recorder.measured
+    (tmp_path / "served.jsonl").write_text('{"at_s": -1}\n')
+    with pytest.raises(StorageError, match="cannot read"):
+        read_served(tmp_path)
 
 
 async def test_what_the_upstream_answers_is_recorded(large, start, tmp_path):
@@ -175,7 +218,7 @@ async def read_metrics(app):
 
 
 async def test_a_student_that_starts_to_disagree_is_tightened_and_then_stopped(large, start, tmp_path, caplog):
-    file, rule = tmp_path / "router.check.json", router(kept=(-0.05, -0.5))
+    file, rule = tmp_path / "router.check.json", router(kept=(-0.05, -0.06, -0.5))
     check = RunningCheck(rule, 1.0, file)
     async with start(large.url, check=check) as app:
         await ask_checked(app, check, "sure agree", 10)
@@ -185,25 +228,28 @@ async def test_a_student_that_starts_to_disagree_is_tightened_and_then_stopped(l
         assert check.router.threshold == -0.5
         await ask_checked(app, check, "sure")
         found = await read_metrics(app)
-        assert (found["reinforge_check_state"], found["reinforge_check_threshold"]) == (1.0, -0.05)
+        assert (found["reinforge_check_state"], found["reinforge_check_threshold"]) == (1.0, -0.06)
         assert await ask(app, "sure", "local") == ("small", "local", "asked")  # takes no part
+        assert await ask_checked(app, check, "sure", 20) == [("echo sure", "upstream", "unsure")] * 20
     check = RunningCheck(rule, 1.0, file)
-    assert (check.state.num_raised, check.router.threshold) == (1, -0.05)
+    assert (check.state.num_kept, check.router.threshold) == (2, -0.06)
     async with start(large.url, check=check) as app:
-        assert await ask_checked(app, check, "certain", 3) == [("small", "local", "sure")] * 3
+        await ask_checked(app, check, "certain", 8)
+        assert not check.is_stopped
+        await ask_checked(app, check, "certain", 2)
         assert await ask(app, "certain agree") == ("echo certain agree", "upstream", "stopped")
         found = await read_metrics(app)
-        assert found['reinforge_checks_total{outcome="disagreed"}'] == 3.0
-        assert (found["reinforge_check_state"], found["reinforge_check_requests"]) == (2.0, 29.0)
+        assert found['reinforge_checks_total{outcome="disagreed"}'] == 10.0
+        assert (found["reinforge_check_state"], found["reinforge_check_requests"]) == (2.0, 56.0)
         assert found["reinforge_check_threshold"] == float("inf")
         assert await ask(app, "broken") == ("small", "local", "upstream_down")
-    (raised, stopped) = [record.message for record in caplog.records if "requests checked" in record.message]
-    assert raised.endswith("(26 requests checked): the threshold rises to -0.05")
-    assert stopped.endswith("(29 requests checked): nothing is answered locally now")
+    raised, *_, stopped = [record.message for record in caplog.records if "requests checked" in record.message]
+    assert raised.endswith("(26 requests checked): the threshold rises to -0.06")
+    assert stopped.endswith("(56 requests checked): nothing is answered locally now")
     assert RunningCheck(rule, 1.0, file).is_stopped
     assert RunningCheck(rule, 0.0, file).router.threshold == RunningCheck(router(), 1.0, file).router.threshold == -0.5
     state = json.loads(file.read_text())
-    state["of_all"]["sums"].pop()
+    state["checks"][0]["sums"].pop()
     file.write_text(json.dumps(state))
     with pytest.raises(ConfigError, match="delete it to begin again"):
         RunningCheck(rule, 1.0, file)
@@ -252,7 +298,7 @@ async def test_a_failing_upstream_skips_the_check_and_costs_no_request(large, st
 
 async def test_checks_count_to_the_days_budget_and_are_recorded(large, start, tmp_path):
     recorder, check = Recorder(tmp_path / "logs", RecordConfig()), RunningCheck(router(), 1.0)
-    async with start(large.url, check=check, recorder=recorder, per_day=1) as app:
+    async with start(large.url, check=check, recorder=recorder, budget=DayBudget(1)) as app:
         assert await ask_checked(app, check, "sure", 2) == [("small", "local", "sure")] * 2
         assert check.counts == {"disagreed": 1, "skipped": 1}
         await wait_for(lambda: sum(recorder.counts.values()))
@@ -279,10 +325,13 @@ async def test_a_state_that_cannot_be_written_costs_no_request(large, start, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [["--check_share", "1"], []])
-async def test_the_command_keeps_the_state_beside_the_router(large, tmp_path, options):
+async def test_the_command_keeps_the_state_beside_the_router(large, tmp_path, tiny_model_dir, options):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_model_dir, run / "model")
+    (run / "run.sqlite").touch()
     file = tmp_path / "small.router.json"
     router(kept=(-50.0,)).save(file)  # calibrated by an unknown metric: checked only if asked
-    command = ["serve", "bundled:tickets", "--fallback", large.url, "--router", file, "--port", "0"]
+    command = ["serve", run, "--fallback", large.url, "--router", file, "--port", "0"]
     process = start_command(*command, *options)
     try:
         address = None
@@ -296,11 +345,12 @@ async def test_the_command_keeps_the_state_beside_the_router(large, tmp_path, op
         if options:
             await wait_for(lambda: file.with_suffix(".check.json").exists())
             state = json.loads(file.with_suffix(".check.json").read_text())
-            assert (state["of_all"]["num_checked"], state["of_all"]["margin"]) == (1, 0.02)
+            assert [(each["num_checked"], each["margin"]) for each in state["checks"]] == [(1, 0.02)]
         assert len(large.requests) == len(options) / 2
     finally:
         process.terminate()
         process.communicate()
+    assert [line.routes for line in read_served(run)] == [{}, {"local sure": 1}]
 
 
 def test_a_share_without_a_fallback_is_refused():

@@ -145,6 +145,21 @@ def test_prices_stay_beside_the_json(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_where_training_does_not_help_the_base_model_is_compared(tmp_path, tiny_model_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "logs", [record(number) for number in range(160)])
+    command = ["replace", "logs", "--model", str(tiny_model_dir), "--margin", "0.1", "--run_name", "small"]
+    command += ["-o", "finetuning.num_epochs", "1", "-o", "finetuning.policy.optimizer.learning_rate", "1e-12"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert "small did not improve the agent; the untouched base model is worse than the logs" in result.output
+    assert "so the base model stays; the untouched base model: worse than the logs by more than 0.1" in result.output
+    assert re.search(r"router +No request stays local: no threshold was shown to lose at most 0.1 ", result.output)
+    assert "student        the untouched base model, per 1,000 requests: " in result.output
+    assert "--fallback" not in result.output
+
+
+@pytest.mark.slow
 def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir, monkeypatch):
     """The teacher's job is one that a tiny model learns: to repeat the color of the question."""
     monkeypatch.chdir(tmp_path)

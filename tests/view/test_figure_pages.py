@@ -2,6 +2,8 @@
 
 import pytest
 
+from reinforge.files import append_line
+from reinforge.runs.journal.served import SERVED
 from reinforge.runs.rows import BASELINE, GUARD, EpochMetrics, GuardEvent
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.trajectory import Outcome
@@ -84,7 +86,34 @@ async def test_a_page_without_data_says_so(tmp_path):
         assert "No episode has a reward yet." in (await browser.page("/runs/r/rewards")).text
         assert "At least two epochs" in (await browser.page("/runs/r/stability")).text
         assert "has not warned" in (await browser.page("/runs/r/data")).text
+        assert "has answered no request of this run" in (await browser.page("/runs/r/serving")).text
         assert "no checkpoint yet" in (await browser.page("/runs/r/checkpoints")).text
+
+
+async def test_what_was_served_with_a_fallback(run, tmp_path):
+    """60 of 100 requests stayed local, of which 5 were checked; the threshold rose in the second hour."""
+    measured = {"calls": 40, "tokens": 4000, "priced": 40, "dollars": 0.8}
+    lines = [
+        {"threshold": -0.5, "routes": {}},
+        {"threshold": -0.5, "routes": {"local sure": 40, "upstream unsure": 10}, "checks": {"agreed": 4}},
+        {"threshold": -0.1, "routes": {"local sure": 20, "upstream unsure": 30}, "measured": measured},
+        {"threshold": None, "routes": {}, "checks": {"disagreed": 1, "not_kept": 5}},
+    ]
+    for hour, line in enumerate(lines):
+        append_line(
+            tmp_path / "r" / SERVED, {"at_s": 3600.0 * hour, "margin": 0.02, "checks": {}, "measured": {}} | line
+        )
+    async with Browser(tmp_path) as browser:
+        text = (await browser.page("/runs/r/serving")).text
+        assert "60.0% [50.2%, 69.1%] of 100 requests stayed local since 1970-01-01" in text
+        assert "localsure6060.0%upstreamunsure4040.0%" in text
+        assert "90.0% [59.6%, 98.2%] of 10 checked requests got the fallback's answer or one that agrees" in text
+        assert "the router promises a loss of at most 0.02" in text
+        assert "About $1.10, at $0.02 a request, the mean of 40." in text  # 60 - 5 requests
+        assert "-0.5-0.1" in text
+        assert "-0.1none: nothing stays local" in text
+        (tmp_path / "r" / SERVED).write_text("{}\n")
+        assert "cannot read" in await browser.ask("/runs/r/serving", 500)
 
 
 async def test_checkpoints_have_a_score_a_size_and_commands(made):

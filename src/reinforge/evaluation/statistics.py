@@ -94,7 +94,7 @@ def compute_mean_interval(
             effective = min(size, mean * (1 - mean) / error**2 * z_over_t**2)
         if num_future is not None:
             return mean, *predict_share(mean, effective, num_future, level)
-        return mean, *_wilson_interval(mean, effective, level)
+        return mean, *compute_wilson_interval(mean, effective, level)
     if not has_spread:
         return mean, None, None
     error = error if num_future is None else math.hypot(error, float(array.std(ddof=1)) / math.sqrt(num_future))
@@ -340,7 +340,7 @@ def predict_share(share: float, n: float, num_future: float, level: float = 0.95
     return float(low) / m, float(high) / m
 
 
-def _wilson_interval(share: float, n: float, level: float) -> tuple[float, float]:
+def compute_wilson_interval(share: float, n: float, level: float) -> tuple[float, float]:
     z = NormalDist().inv_cdf((1 + level) / 2)
     center = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))

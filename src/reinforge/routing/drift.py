@@ -11,6 +11,7 @@ still such a capital (an e-process of the Shiryaev-Roberts kind: Shin, Ramdas an
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,6 +19,9 @@ BETS = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Shares of the largest bet that never loses everything; small ones find small drifts."""
 TOTAL = 2.11
 """The sum of 1 / (t log(t)^2) over t from 2 on, by which the shares of all gamblers are divided."""
+
+CALM = 1.0
+"""Capital below which nothing speaks against the promise: its expectation is at most this while the promise holds."""
 
 DriftState = Literal["ok", "raise", "stop"]
 
@@ -39,11 +43,12 @@ class DriftCheck:
     sums: list[float] = field(default_factory=lambda: [0.0] * len(BETS))  # the capital by size of the bets
     state: DriftState = "ok"
 
-    def add(self, loss: float) -> DriftState:
-        """Takes the loss of one more request, in [-1, 1], and returns what to do; `stop` is final.
+    def __post_init__(self) -> None:
+        if len(self.sums) != len(BETS):
+            raise ValueError(f"expected {len(BETS)} sums, found {len(self.sums)}")
 
-        `raise` says to use the next stricter threshold (`Router.tighten`) and to `reset` the check for it.
-        """
+    def add(self, loss: float) -> DriftState:
+        """Takes the loss of one more request, in [-1, 1], and returns what to do; `stop` is final."""
         if not -1 <= loss <= 1:
             raise ValueError(f"expected a loss from -1 to 1, found {loss}")
         self.num_checked += 1
@@ -62,6 +67,17 @@ class DriftCheck:
         """The evidence against the promise; 20 is that of a p-value of 0.05."""
         return sum(self.sums) / len(BETS)
 
-    def reset(self) -> None:
-        """Starts again, for another threshold."""
-        self.num_checked, self.sums, self.state = 0, [0.0] * len(BETS), "ok"
+
+def choose_num_kept(checks: Sequence[DriftCheck]) -> int:
+    """Returns how many thresholds to keep after a request, by the check of each of them, the strictest first.
+
+    A threshold whose check says `raise` is left for the lowest one of which nothing speaks against the promise. Nothing
+    stays local if there is none and the check of the strictest one says `stop`. While the promise holds, the
+    probability of the first is at most `alpha_raise`, and that of the second `alpha_stop`.
+
+    Example: capitals of 0.1, 0.8, 3.0 and 5.2 -> 2.
+    """
+    if not checks or checks[-1].state == "ok":
+        return len(checks)
+    calm = (number for number, check in enumerate(checks, 1) if check.capital < CALM)
+    return max(calm, default=int(checks[0].state != "stop"))

@@ -68,10 +68,14 @@ class Calibration:
     data_sha256: str
 
     def __str__(self) -> str:
+        lost = f"lose at most {self.margin:g} with {100 * self.confidence:g} % confidence"
         if self.threshold is None:
-            lost = f"at most {self.margin:g} with {100 * self.confidence:g} % confidence"
-            return f"every request goes to the teacher: no threshold was shown to lose {lost} on {self.num_requests:,}"
-        share = f"{self.share:.0%} of the requests stay local [{self.share_low:.0%}, {self.share_high:.0%}]"
+            return f"No request stays local: no threshold was shown to {lost} on {self.num_requests:,} requests"
+        if not self.share:
+            why = f"the lowest threshold that was shown to {lost} is {self.threshold:.4g}"
+            return f"No request stays local: {why}, above the confidences of all {self.num_requests:,} requests"
+        percent = f"{self.share:.0%}" if self.share >= 0.005 else "less than 1%"
+        share = f"{percent} of the requests stay local [{self.share_low:.0%}, {self.share_high:.0%}]"
         promise = f"not worse than the teacher by more than {self.margin:g} with {100 * self.confidence:g} % confidence"
         return f"{share}: {promise} (difference {self.difference:+.3f} on {self.num_requests:,} requests)"
 

@@ -68,9 +68,11 @@ class Router(_Strict):
             return False
         return confidence >= self.threshold
 
-    def tighten(self) -> Router:
-        """Returns the router with the next stricter threshold; after the strictest, nothing stays with the student."""
-        kept = self.kept[:-1]
+    def tighten(self, num_kept: int) -> Router:
+        """Returns the router with the strictest `num_kept` of its thresholds; 0: nothing stays with the student."""
+        if num_kept == len(self.kept):
+            return self
+        kept = self.kept[:num_kept]
         threshold = kept[-1] if kept else None
         shares = [each.share for each in self.curve if threshold is not None and each.threshold == threshold]
         share = shares[0] if shares else 0.0

@@ -22,7 +22,7 @@ OWN_FILES = re.compile(
     r"|report\.(html|md)|reward_plot\.png|training_metrics\.jsonl|(reward|validation)_history\.json|curriculum_state\.json"
     r"|episodes|episodes/epoch-\d+\.jsonl\.zst|transcripts|transcripts/[a-z_]+(-\d+)?\.(yml|json)|manifest\.json"
     r"|checkpoints|checkpoints/(unused-)?step-\d+(/.*)?|model|model/.*|(tensorboard|wandb)(/.*)?"
-    r"|\.lock|\.(owner|labels)\.json|(.*/)?\.(tmp|trash)-.*|(.*/)?\..+\.(unfinished|tmp-\d+)",
+    r"|served\.jsonl|\.lock|\.(owner|labels)\.json|(.*/)?\.(tmp|trash)-.*|(.*/)?\..+\.(unfinished|tmp-\d+)",
     re.DOTALL,
 )
 """What a run writes, relative to its folder."""
@@ -30,7 +30,7 @@ OWN_FILES = re.compile(
 GROWING = re.compile(r"run\.sqlite|run\.log(\.1)?")
 CHANGING = re.compile(r"(?!config\.yml|episodes/).*", re.DOTALL)
 """What a process of the run may write again once it has started."""
-_UNLISTED = re.compile(r"manifest\.json|run\.sqlite-.*|(checkpoints|model)/.*|(.*/)?\..*", re.DOTALL)
+_UNLISTED = re.compile(r"manifest\.json|served\.jsonl|run\.sqlite-.*|(checkpoints|model)/.*|(.*/)?\..*", re.DOTALL)
 
 
 def write_listed(folder: Path, name: str, content: bytes | str) -> None:

@@ -82,7 +82,7 @@ class RunSummary:
     ignored: list[str] = field(default_factory=list)  # fields of the agent's requests that nothing used
     transfer: dict[str, Improvement] = field(default_factory=dict)  # by task that was not trained, on the gate's metric
     explanations: list[Explanation] = field(default_factory=list)  # why it was not promoted, the likeliest reason first
-    non_inferiority: NonInferiority | None = None  # of the best checkpoint against `gate.reference` on `confirm`
+    non_inferiority: NonInferiority | None = None  # against `gate.reference`: of `confirm_tuned`, else of the base
 
     def as_dict(self) -> dict[str, Any]:
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "folder"}
@@ -123,7 +123,9 @@ class RunSummary:
         if self.smoke:
             return "passed its smoke test: every stage works"
         if self.non_inferiority is not None:
-            return self.non_inferiority.headline(self.promoted, has_warnings=bool(self.warnings))
+            of_base = self.confirm_tuned is None
+            text = self.non_inferiority.headline(self.promoted or of_base, has_warnings=bool(self.warnings))
+            return f"did not improve the agent; the untouched base model {text}" if of_base else text
         if self.promoted:
             return "improved the agent" + (" (read the warning)" if self.warnings else "")
         if self.num_jobs == 0:

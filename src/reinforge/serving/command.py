@@ -20,6 +20,7 @@ from reinforge.registry import load_named
 
 if TYPE_CHECKING:
     from reinforge.serving.app import ServeApp
+    from reinforge.serving.loading import ServeOptions
     from reinforge.serving.models import ServedModels
     from reinforge.serving.recording import Recorder
 
@@ -269,7 +270,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     features += [loader.questions] if options["compare"] else []
     stack = contextlib.ExitStack()
-    further = _build_fallback(served, options, stack.enter_context(_open_recorder(options)))
+    further = _build_fallback(served, settings, options, stack.enter_context(_open_recorder(options)))
     app = ServeApp(served, features, token=token, **_read_access(options), **further)
     try:
         app.listen()  # before models are loaded, which takes long
@@ -296,13 +297,18 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
         stack.close()
 
 
-def _build_fallback(served: ServedModels, options: dict[str, Any], recorder: Recorder | None) -> dict[str, Any]:
+def _build_fallback(
+    served: ServedModels, settings: ServeOptions, options: dict[str, Any], recorder: Recorder | None
+) -> dict[str, Any]:
     """Returns the arguments of a server with an upstream behind its model; empty: it has none."""
     if options["fallback"] is None:
         return {}
     from reinforge.routing.router import Router
     from reinforge.routing.signals import AGREEMENT
-    from reinforge.serving.fallback import FallbackApi
+    from reinforge.runs.journal.served import ServedLog
+    from reinforge.runs.saved_model import find_model
+    from reinforge.serving.fallback import DayBudget, FallbackApi
+    from reinforge.serving.loading import MODEL
     from reinforge.serving.running_check import RunningCheck
     from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
 
@@ -310,9 +316,11 @@ def _build_fallback(served: ServedModels, options: dict[str, Any], recorder: Rec
     usual = CHECK_SHARE if router.metric == AGREEMENT else 0.0
     share = usual if options["check_share"] is None else options["check_share"]
     check = RunningCheck(router, share, options["router"].with_suffix(".check.json"))
-    limits = _read_access(options)["limits"]
+    budget = DayBudget(options["fallback_per_day"], options["router"].with_suffix(".budget.json"))
+    run, limits = find_model(settings.sources[0], settings.output_dir, MODEL).run, _read_access(options)["limits"]
+    log = ServedLog(run) if run is not None else None
     return {
-        "chat": FallbackApi(served, limits, upstream, check, options["fallback_per_day"]),
+        "chat": FallbackApi(served, limits, upstream, check, budget, log),
         "key_header": KEY_HEADER,
     }
 

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -22,12 +23,13 @@ from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import ConfigError, ContextOverflow, EngineError, Problem
 from reinforge.rollout.handle.completion import ChatCompletion
 from reinforge.routing.signals import measure_confidence, simplify_reply
+from reinforge.runs.journal.served import ServedCounts, ServedLog
 from reinforge.serving.answers import CALL_TYPES, read_answer, read_reply
 from reinforge.serving.chat import COUNT, MESSAGES, ChatApi, ModelCaller, ReplyStream, get_dialect
 from reinforge.serving.metrics import Counts
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError, ServerLimits, abortable, read_bytes, write_json
-from reinforge.serving.running_check import RunningCheck
+from reinforge.serving.running_check import RunningCheck, StateFile
 from reinforge.serving.upstream import ROUTE, UpstreamApi
 
 REASON = "x-reinforge-reason"
@@ -68,6 +70,43 @@ class CircuitBreaker:
             self._asked_again_s = time.monotonic() + OPEN_S
 
 
+@dataclass
+class DayState:
+    """What a server remembers of its budget when it starts again."""
+
+    day: int = 0  # since the Unix epoch, UTC
+    num_requests: int = 0
+
+
+class DayBudget:
+    """Counts the requests to the upstream on one day (UTC).
+
+    Args:
+        per_day: Most requests; None: any number.
+        file: Keeps the count over restarts.
+    """
+
+    def __init__(self, per_day: int | None = None, file: Path | None = None):
+        self._per_day, self._file = per_day, StateFile(file if per_day is not None else None)
+        self._state = self._file.load(DayState())
+
+    @property
+    def is_spent(self) -> bool:
+        return self._per_day is not None and self._today().num_requests >= self._per_day
+
+    def add(self, number: int) -> None:
+        self._today().num_requests += number
+        self._file.save(self._state)
+
+    def _today(self) -> DayState:
+        if (day := int(time.time() / DAY_S)) != self._state.day:
+            self._state.day, self._state.num_requests = day, 0
+        return self._state
+
+    async def close(self) -> None:
+        await self._file.close()
+
+
 @dataclass(frozen=True, slots=True)
 class LocalReply:
     call: ChatCall
@@ -81,7 +120,8 @@ class FallbackApi(ChatApi):
     Args:
         models: The student, which answers whatever `model` a request names.
         check: Decides which of its replies are sent.
-        per_day: Most requests to the upstream on one day (UTC), since the server started; None: any number.
+        budget: Of requests to the upstream; None: any number.
+        log: Keeps what was served; None: nothing does.
     """
 
     def __init__(
@@ -90,14 +130,15 @@ class FallbackApi(ChatApi):
         limits: ServerLimits,
         upstream: UpstreamApi,
         check: RunningCheck,
-        per_day: int | None = None,
+        budget: DayBudget | None = None,
+        log: ServedLog | None = None,
     ):
         super().__init__(models, limits)
         if (signal := check.router.signal) not in SIGNALS:
             message = f"the router decides by {signal}, which takes more than one reply"
             raise ConfigError(Problem("--router", message, f"calibrate it with {' or '.join(SIGNALS)}"))
-        self._upstream, self._check, self._per_day = upstream, check, per_day
-        self._breaker, self._day, self._num_today = CircuitBreaker(), 0, 0
+        self._upstream, self._check, self._budget = upstream, check, budget or DayBudget()
+        self._breaker, self._log = CircuitBreaker(), log
         self.counts: Counter[tuple[str, str]] = Counter()
         models.add_finder(lambda name: next(iter(models), None))
 
@@ -107,10 +148,22 @@ class FallbackApi(ChatApi):
 
     async def start(self) -> None:
         await self._upstream.start()
+        if self._log is not None:
+            self._log.start(self._describe_served)
 
     async def close(self) -> None:
         await self._check.close()
+        await self._budget.close()
         await self._upstream.close()
+        if self._log is not None:
+            await self._log.close()
+
+    def _describe_served(self) -> ServedCounts:
+        router, recorder = self._check.router, self._upstream.recorder
+        routes = {f"{route} {reason}": count for (route, reason), count in self.counts.items()}
+        measured = recorder.measured if recorder is not None else {}
+        checks = dict(self._check.counts)
+        return ServedCounts(time.time(), router.threshold, router.margin, routes, checks, dict(measured))
 
     def register_metrics(self, registry: Any) -> None:
         self._upstream.register_metrics(registry)
@@ -146,7 +199,7 @@ class FallbackApi(ChatApi):
                 try:
                     response = await self._pass_on(request, body, reason)
                     if is_drawn:
-                        self._check.add("not_kept", 0.0)
+                        self._check.add("not_kept")
                     return response
                 except UpstreamDown:
                     obstacle = "upstream_down"
@@ -174,7 +227,7 @@ class FallbackApi(ChatApi):
 
     async def _pass_on(self, request: web.Request, body: bytes, reason: str) -> web.StreamResponse:
         """Sends the upstream's answer; raises an `UpstreamDown` before anything is sent."""
-        self._num_today += 1
+        self._budget.add(1)
         with self._upstream.record(request, body) as call:
             try:
                 answer = await self._upstream.open(request, body)
@@ -195,9 +248,9 @@ class FallbackApi(ChatApi):
 
         A failure does not count for the circuit breaker, so checks cannot keep requests from the upstream.
         """
-        if self._is_spent() or not self._breaker.is_closed:
+        if self._budget.is_spent or not self._breaker.is_closed:
             raise UpstreamDown
-        self._num_today += 1
+        self._budget.add(1)
         call_type, dialect = CALL_TYPES[request.path.removeprefix("/v1/")], get_dialect(request.path)
         fetched = await self._upstream.fetch(request, body)
         own = dialect.write_answer(reply.completion, reply.call)
@@ -209,19 +262,14 @@ class FallbackApi(ChatApi):
         return await asyncio.to_thread(compare)
 
     def _report_failure(self) -> None:
-        self._num_today -= 1
+        self._budget.add(-1)
         self._breaker.report(failed=True)
 
     def _find_obstacle(self) -> str | None:
         """Returns why the upstream is not asked; None: it is."""
-        if self._is_spent():
+        if self._budget.is_spent:
             return "budget_spent"
         return None if self._breaker.allows() else "upstream_down"
-
-    def _is_spent(self) -> bool:
-        if (day := int(time.time() / DAY_S)) != self._day:
-            self._day, self._num_today = day, 0
-        return self._per_day is not None and self._num_today >= self._per_day
 
     def _describe(self, route: str, reason: str) -> dict[str, str]:
         self.counts[route, reason] += 1

@@ -152,6 +152,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._has_warned = False
         self._writer = RecordWriter(folder, config)
+        self.measured = self._writer.measured
 
     def start(self) -> None:
         with storage_boundary(self.folder):
@@ -229,6 +230,7 @@ class RecordWriter:
         self._conversations: OrderedDict[bytes, str] = OrderedDict()
         self._day: date | None = None
         self._size = 0
+        self.measured = dict.fromkeys(("calls", "tokens", "priced", "dollars"), 0.0)  # sums, over what is known
 
     def write(self, call: RecordedCall, change: Change | None) -> str:
         """Returns what became of a call: recorded, failed, not_in_share, not_whole, withheld, full."""
@@ -287,10 +289,16 @@ class RecordWriter:
         if (usage := read_usage(answer)) is None:
             return found
         found |= {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
+        self._sum(calls=1, tokens=sum(usage))
         price = next((self._config.prices[name] for name in names if name in self._config.prices), None)
         if price is not None:
             found["response_cost"] = (usage[0] * price.prompt + usage[1] * price.completion) / 1e6
+            self._sum(priced=1, dollars=found["response_cost"])
         return found
+
+    def _sum(self, **values: float) -> None:
+        for name, value in values.items():
+            self.measured[name] += value
 
     def _clean(self, exchange: dict[str, Any], change: Change | None) -> dict[str, Any] | None:
         found: Any = self._mask(exchange)

@@ -51,7 +51,7 @@ class UpstreamApi(Feature):
     """
 
     def __init__(self, url: str, recorder: Recorder | None = None):
-        self._url, self._recorder = url.rstrip("/"), recorder
+        self._url, self.recorder = url.rstrip("/"), recorder
         self._has_path = bool(yarl.URL(self._url).path.strip("/"))
         self._session: aiohttp.ClientSession | None = None
 
@@ -59,8 +59,8 @@ class UpstreamApi(Feature):
         return [web.route("*", "/v1/{path:.*}", self.forward)]
 
     async def start(self) -> None:
-        if self._recorder is not None:
-            self._recorder.start()
+        if self.recorder is not None:
+            self.recorder.start()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0, resolver=SafeResolver()),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENT_S),
@@ -72,12 +72,12 @@ class UpstreamApi(Feature):
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
-        if self._recorder is not None:
-            await asyncio.to_thread(self._recorder.close)
+        if self.recorder is not None:
+            await asyncio.to_thread(self.recorder.close)
 
     def register_metrics(self, registry: Any) -> None:
-        if self._recorder is not None:
-            counts = self._recorder.counts
+        if self.recorder is not None:
+            counts = self.recorder.counts
             registry.register(Counts("reinforge_records", "Calls by what became of their record", ("outcome",), counts))
 
     @abortable
@@ -92,7 +92,7 @@ class UpstreamApi(Feature):
 
     @contextmanager
     def record(self, request: web.Request, body: bytes) -> Iterator[RecordedCall | None]:
-        recorder, call = self._recorder, None
+        recorder, call = self.recorder, None
         if recorder is not None and request.method == "POST":
             call = recorder.begin(request.path.removeprefix("/v1/"), request.headers, body)
         problem = "cut"
@@ -131,8 +131,8 @@ class UpstreamApi(Feature):
                     found += piece
                     if len(found) > FETCHED_BYTES:
                         raise ValueError(f"the answer has more than {FETCHED_BYTES} bytes")
-                if call is not None and self._recorder is not None:
-                    self._recorder.add(call, bytes(found))
+                if call is not None and self.recorder is not None:
+                    self.recorder.add(call, bytes(found))
                 answer.raise_for_status()
                 return bytes(found), kind
 
@@ -157,8 +157,8 @@ class UpstreamApi(Feature):
         limit_s = request.config_dict[LIMITS].write_timeout_s
         try:
             async for piece in answer.content.iter_any():
-                if call is not None and self._recorder is not None:
-                    self._recorder.add(call, piece)
+                if call is not None and self.recorder is not None:
+                    self.recorder.add(call, piece)
                 async with asyncio.timeout(limit_s):
                     await response.write(piece)
         except (aiohttp.ClientError, TimeoutError) as error:

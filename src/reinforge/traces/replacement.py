@@ -39,6 +39,7 @@ from reinforge.types.request import ModelReply
 QUALITY = "quality"
 """Name of the evaluator of a user; `AGREEMENT` is that with the recorded reply."""
 KINDS = ("prompt", "completion")
+BASE = "confirm_base"
 MIN_ROUTED = 30
 MOST_TOKENS, MARGIN_TOKENS = 1024, 16
 NEEDED_ROWS = 40
@@ -155,16 +156,19 @@ class Replacement:
         """
         files = (self.config.with_suffix(suffix) for suffix in (".jsonl", ".router.json"))
         lines = [f"teacher        {self.costs}", *write_router(summary, *files)]
-        episodes = JournalReader(summary.folder).packed_episodes("confirm_tuned", summary.best_epoch or 0).values()
+        phase, epoch = find_student(summary)
+        episodes = JournalReader(summary.folder).packed_episodes(phase, epoch).values()
         calls = [call for packed in episodes for call in unpack_episode(packed)["calls"]]
         if not calls:
             return lines
-        each_s = summary.wall_time_s.get("CONFIRM_TUNED", 0.0) / len(episodes)
+        each_s = summary.wall_time_s.get(phase.upper(), 0.0) / len(episodes)
         sent, sampled = (1000 * sum(call[f"num_{kind}_tokens"] for call in calls) / len(episodes) for kind in KINDS)
         price = None if machine_price is None else each_s * machine_price / 3600
         cost = "--machine_price gives the price" if price is None else f"price ${1000 * price:.4g}"
         tokens = f"{sent:,.0f} + {sampled:,.0f} tokens"
-        lines.append(f"student        per 1,000 requests: {tokens}, {1000 * each_s:,.0f} s of this machine, {cost}")
+        which = "the untouched base model, " if phase == BASE else ""
+        seconds = f"{1000 * each_s:,.0f} s of this machine"
+        lines.append(f"student        {which}per 1,000 requests: {tokens}, {seconds}, {cost}")
         if price is not None and machine_price is not None and self.costs.price is not None:
             training = sum(summary.wall_time_s.values()) * machine_price / 3600
             saved = self.costs.price - price
@@ -173,16 +177,23 @@ class Replacement:
         return lines
 
 
+def find_student(summary: RunSummary) -> tuple[str, int]:
+    """Returns phase and epoch of the model that was compared: the best checkpoint, or the base if none is better."""
+    if summary.confirm_tuned is None or summary.best_epoch is None:
+        return BASE, BASELINE
+    return "confirm_tuned", summary.best_epoch
+
+
 def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
     """Calibrates a router on the confirm examples of a run, by a signal chosen on `select`; returns what to print."""
     settings = read_config(summary.folder)["finetuning"]
-    metric, epoch = settings["reward_function"]["name"], summary.best_epoch
-    if summary.non_inferiority is None or epoch is None:
+    metric, (phase, epoch) = settings["reward_function"]["name"], find_student(summary)
+    if summary.non_inferiority is None:
         return []
     reader = JournalReader(summary.folder)
     student, teacher, select = (
         dict(filter(None, (_read(packed, metric) for packed in reader.packed_episodes(phase, at).values())))
-        for phase, at in (("confirm_tuned", epoch), ("confirm_reference", BASELINE), ("validate", epoch))
+        for phase, at in ((phase, epoch), ("confirm_reference", BASELINE), ("validate", epoch))
     )
     ids = [each for each, (_, signals) in student.items() if each in teacher and signals]
     scored = [SignalRow(signals, score > 0.5) for score, signals in select.values() if signals]
@@ -200,8 +211,8 @@ def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
         thresholds=choice.thresholds,
     )
     Router.from_calibration(choice.name, found, metric).save(file)
-    serve = f"reinforge serve {summary.folder} --fallback URL --router {file}"
-    return [f"router         {found}", f"               by {choice.name}; {serve}"]
+    serve = f"               by {choice.name}; reinforge serve {summary.folder} --fallback URL --router {file}"
+    return [f"router         {found}", *([serve] if found.share else [])]
 
 
 def _read(packed: bytes, metric: str) -> tuple[str, tuple[float, dict[str, float]]] | None:

@@ -72,7 +72,8 @@ def explain(run: RunFigures) -> list[Explanation]:
     summary, gate, change = run.summary, run.config.gate, run.summary.improvement
     if summary.promoted or summary.smoke or (summary.promoted is None and summary.is_incomplete):
         return []
-    if (against := summary.non_inferiority) is not None and against.num_more is not None:
+    against = summary.non_inferiority if summary.confirm_tuned is not None else None  # else of the base
+    if against is not None and against.num_more is not None:
         fix = f"start a run with finetuning.splits.confirm: {against.num_pairs + against.num_more} and more rows"
         return [Explanation("too few confirm examples", str(against), fix)]
     is_shown = change is not None and change.p_value <= MAX_P_VALUE and (change.ci_low or 0.0) > gate.smallest_gain

@@ -278,6 +278,8 @@ class BaseComparison:
             lack = "no checkpoint beat the base model on the select examples"
             why = "no training job was submitted" if summary.num_jobs == 0 else lack
             summary.promoted, summary.reason = False, f"{why}, so the base model stays"
+            if self._gate.reference is not None:
+                summary.reason += f"; the untouched base model: {await self._judge_base(context.validations[0])}"
             return
         base = context.validations[0]
         if not base.checkpoint or not best.checkpoint:
@@ -297,28 +299,37 @@ class BaseComparison:
         summary.confirm_base, summary.confirm_tuned = verdict.confirm_base, verdict.confirm_tuned
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
         if self._gate.reference is not None:
-            await self._judge_against_reference(verdict, after)
+            summary.promoted, summary.reason = await self._judge_against_reference(after, "tuned", verdict.guards)
         await self._measure_transfer(base, best)
         context.end_stage({"promoted": summary.promoted, "reason": summary.reason})
         if summary.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
 
-    async def _judge_against_reference(self, verdict: Verdict, tuned: EvaluationReport) -> None:
-        """Runs the reference on `confirm`, and lets the loss against it decide."""
+    async def _judge_base(self, base: ValidationRow) -> str:
+        """Compares the base with the reference where no checkpoint is better; returns what was found."""
+        if not base.checkpoint:
+            return f"not compared with {self._gate.reference}, since the backend does not save its weights"
+        report = await self._evaluate_arm(base, "confirm_base")
+        self._summary.confirm_base = report.summaries.get(self._parts.gate_metric)
+        return (await self._judge_against_reference(report, "base"))[1]
+
+    async def _judge_against_reference(
+        self, report: EvaluationReport, arm: str, guards: Sequence[Guard] = ()
+    ) -> tuple[bool | None, str]:
+        """Runs the reference on `confirm`, and lets the loss of a model against it decide."""
         from reinforge.evaluation.reference import compare_with_reference, decide_promotion, evaluate_reference
 
         summary, evaluation, metric = self._summary, self._parts.trajectory_builder.evaluation, self._parts.gate_metric
         assert isinstance(evaluation, DatasetEvaluation)
         self._context.begin_stage("CONFIRM_REFERENCE", None, len(evaluation.example_ids("confirm")))
-        report = await evaluate_reference(evaluation, str(self._gate.reference))
-        self._context.end_stage({"outcomes": report.outcomes})
-        if problem := _find_obstacle(self._gate, metric, (report, tuned), ("reference", "tuned")):
-            summary.promoted, summary.reason = None, problem
-            return
-        found = compare_with_reference(self._gate, metric, report, tuned, evaluation.examples("confirm"))
-        summary.promoted, summary.reason = decide_promotion(found, verdict.guards)
+        reference = await evaluate_reference(evaluation, str(self._gate.reference))
+        self._context.end_stage({"outcomes": reference.outcomes})
+        if problem := _find_obstacle(self._gate, metric, (reference, report), ("reference", arm)):
+            return None, problem
+        found = compare_with_reference(self._gate, metric, reference, report, evaluation.examples("confirm"))
         summary.non_inferiority = found
         summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
+        return decide_promotion(found, guards)
 
     async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:
         """Compares both models on tasks that were not trained, if there are any."""

@@ -45,6 +45,7 @@ RUN_PAGES = {
     "stability": "Stability",
     "data": "Data",
     "checkpoints": "Checkpoints",
+    "serving": "Serving",
 }
 """The pages of a run beside its overview: address and name, in the order of the navigation."""
 

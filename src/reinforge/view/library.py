@@ -1,6 +1,6 @@
 """The runs of a folder as the pages need them, read again only where something has changed.
 
-Whether a run has changed is told by the times and sizes of five of its files. The lock of a run that was running is
+Whether a run has changed is told by the times and sizes of six of its files. The lock of a run that was running is
 tried as well, since a killed process writes nothing. Other locks are not tried again and again: to try one that is free
 is to hold it for a moment, in which the run could not be resumed.
 """
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from reinforge.errors import ReinforgeError
 from reinforge.files import TRASH
 from reinforge.runs.journal.reader import JOURNAL
+from reinforge.runs.journal.served import SERVED
 from reinforge.runs.page.chats import TokenTexts
 from reinforge.runs.progress import StatusLine
 from reinforge.runs.replay import JournalClock, RunReplay
@@ -31,7 +32,7 @@ from reinforge.runs.run_folder import (
 from reinforge.view.episode_table import EpisodeTable
 
 CONFIG = "config.yml"
-CHANGING = (JOURNAL, f"{JOURNAL}-wal", "summary.json", CONFIG, LABELS)
+CHANGING = (JOURNAL, f"{JOURNAL}-wal", "summary.json", CONFIG, LABELS, SERVED)
 """Files of which at least one changes with everything that a page shows."""
 MAX_KEPT = 4  # runs whose lists of episodes, and whose tokenizers, are kept in memory
 

@@ -38,6 +38,7 @@ from reinforge.view.library import RunLibrary
 from reinforge.view.reward_page import build_reward_page
 from reinforge.view.run_list import RunQuery, build_run_list
 from reinforge.view.run_page import build_run_page
+from reinforge.view.serving_page import build_serving_page
 from reinforge.view.stability_page import build_stability_page
 from reinforge.view.token_scores import TokenScorer, find_first_model
 
@@ -56,6 +57,7 @@ FIGURES = {
     "stability": build_stability_page,
     "data": build_data_page,
     "checkpoints": build_checkpoint_page,
+    "serving": build_serving_page,
 }
 """Pages of a run that are built from its overview and its list of episodes."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

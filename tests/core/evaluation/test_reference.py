@@ -33,6 +33,11 @@ class SavingAdapter(RecordingAdapter):
         return True
 
 
+class ForgetfulAdapter(SavingAdapter):
+    async def save(self, folder, version):
+        return False
+
+
 def is_right(output, expected):
     return float(output == expected)
 
@@ -107,6 +112,44 @@ async def test_too_few_examples_to_decide_say_how_many_more(tmp_path):
     assert why.reason == "too few confirm examples"
     needed = 300 + summary.non_inferiority.num_more
     assert why.fix == f"start a run with finetuning.splits.confirm: {needed} and more rows"
+
+
+@pytest.mark.parametrize(
+    ("teacher_fails", "difference", "outcome", "headline"),
+    [
+        (2, 0.0, "not worse", "is not worse than the logs"),
+        (1000, -0.5, "worse", "is worse than the logs (read the warning)"),
+    ],
+)
+@pytest.mark.usefixtures("pages")
+async def test_where_no_checkpoint_is_better_the_base_is_compared(
+    tmp_path, teacher_fails, difference, outcome, headline
+):
+    """The base is right at every second question, the trained model at none, the logs at every second or at all."""
+    run = Replacement(tmp_path, reference="logs", margin=0.2, teacher_fails=teacher_fails, student_fails=1)
+    summary = await run.run()
+    found, folder = summary.non_inferiority, tmp_path / "r"
+    assert (summary.promoted, found.outcome, found.num_pairs) == (False, outcome, 300)
+    assert found.difference == pytest.approx(difference, abs=0.1)
+    assert summary.confirm_tuned is None
+    assert summary.confirm_base.mean == pytest.approx(0.5, abs=0.1)
+    lack = "no checkpoint beat the base model on the select examples, so the base model stays"
+    assert summary.reason == f"{lack}; the untouched base model: {found}"
+    assert summary.headline() == f"did not improve the agent; the untouched base model {headline}"
+    for name in ("report.md", "report.html"):
+        assert f"the untouched base model: {outcome} than the logs by more than 0.2" in (folder / name).read_text()
+    assert load_summary(folder).headline() == summary.headline()
+    assert not (folder / "model").exists()
+
+
+async def test_a_base_that_cannot_be_restored_is_not_compared(tmp_path):
+    run = Replacement(tmp_path, reference="logs", student_fails=1)
+    run.adapter = ForgetfulAdapter(ScriptedPolicy(run.answer))
+    summary = await run.run()
+    assert summary.reason.endswith(
+        "the untouched base model: not compared with logs, since the backend does not save its weights"
+    )
+    assert summary.non_inferiority is None
 
 
 async def test_another_model_answers_the_confirm_examples_once(tmp_path, monkeypatch):

@@ -271,7 +271,7 @@ def _draw_line(line: Line, scale: _Scale) -> Element:
 def _describe(line: Line, point: Point, axis: str | None) -> str:
     where = "base model" if point.epoch == BASELINE else f"epoch {point.epoch:g}"
     if axis is not None:
-        where = f"{point.name}, {point.epoch:,.6g} {axis}"
+        where = ", ".join(filter(None, (point.name, f"{point.epoch:,.6g} {axis}")))
     bounds = f" [{point.low:.4g}, {point.high:.4g}]" if point.has_interval else ""
     return f"{line.name}, {where}: {point.value:.4g}{bounds}"
 
