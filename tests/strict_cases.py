@@ -11,6 +11,7 @@ from reinforge.engine.training.collate import collate
 from reinforge.types.sample import LossSpec
 from tests.device import DEVICE
 from tests.samples import ask, request, trained_samples
+from tests.strict_device import copies
 
 LOSS = LossSpec("clipped_pg", {"clip_low": 0.2, "clip_high": 0.2})
 
@@ -43,6 +44,19 @@ def test_the_engine_computes_there_what_it_computes_on_the_cpu(tiny_model_dir):
     assert report.num_updates == cpu_report.num_updates == 1
     assert report.metrics["grad_norm"] == pytest.approx(cpu_report.metrics["grad_norm"], rel=1e-3)
     assert report.metrics["mismatch"] <= 1e-5
+
+
+@pytest.mark.parametrize("fast_paths", [True, False])
+def test_a_step_of_any_number_of_replies_makes_three_copies(tiny_model_dir, fast_paths):
+    """Tokens with positions, and temperatures with random numbers, go there; tokens with log-probs come back."""
+    config = PolicyConfig(model=str(tiny_model_dir), max_num_seqs=8, fast_paths=fast_paths)
+    with Engine.load(config, seed=0, device="strict") as engine:
+        for _ in range(2):  # the second time the slots are large enough
+            before, steps = copies.copy(), engine.policy.sampler.stats().steps
+            ask(engine.policy, [request(f"hello {n}", max_tokens=12, ignore_eos=True) for n in range(6)])
+        assert engine.policy.sampler.stats().steps - steps == 11
+    assert copies["to_cpu"] - before["to_cpu"] == 12, "of the first token, and of each step"
+    assert copies["to_device"] - before["to_device"] <= 2 * 12 + 12, "at most 12 for the prompts"
 
 
 def test_a_batch_that_stays_on_the_cpu_is_found(tiny_model_dir, monkeypatch):

@@ -12,6 +12,7 @@ It says nothing about speed, nor about the kernels of a GPU. It is registered as
 a process and until its end, which is why other tests start a process for it.
 """
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "strict"
+
+copies: Counter[str] = Counter()  # copies `to_cpu` and `to_device` so far
 
 _COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 _make_tensor = torch.tensor
@@ -72,6 +75,7 @@ def _compute(function: Any, args: Any, kwargs: Any) -> Any:
     if torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd"):
         return function.decompose(*args, **kwargs)  # in inference mode torch leaves this to the backend
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    _count(function, tensors, kwargs)
     waits = not (kwargs.get("non_blocking") or (function is torch.ops.aten.copy_.default and True in args[2:]))
     _check(function, tensors, waits=waits)
     to_cpu = "device" in kwargs and torch.device(kwargs["device"] or "cpu").type == "cpu" and tensors
@@ -93,6 +97,18 @@ def _compute(function: Any, args: Any, kwargs: Any) -> Any:
             lambda tensor: changed[id(tensor)] if id(tensor) in changed else StrictTensor(tensor),
             result,
         )
+
+
+def _count(function: Any, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> None:
+    if function is torch.ops.aten.copy_.default:
+        target, source = (isinstance(each, StrictTensor) for each in tensors)
+    elif function is torch.ops.aten._to_copy.default:
+        source = isinstance(tensors[0], StrictTensor)
+        target = source if kwargs.get("device") is None else torch.device(kwargs["device"]).type != "cpu"
+    else:
+        return
+    copies["to_device"] += target and not source
+    copies["to_cpu"] += source and not target
 
 
 def _check(function: Any, tensors: list[torch.Tensor], *, waits: bool) -> None:

@@ -2,8 +2,8 @@
 
 A reply joins the running batch when a slot is free and leaves when it is done, at token boundaries. Its keys and values
 go to the prefix cache (`prefix_cache.py`), so that the next turn of a conversation computes only its new tokens
-(`prefill.py`). A decode step is one `[B, 1]` forward over the KV cache and one transfer of the sampled tokens to the
-host, where all bookkeeping uses arrays over the rows.
+(`prefill.py`). A decode step is one `[B, 1]` forward over the KV cache, two copies to the device and one of the sampled
+tokens to the host, where all bookkeeping uses arrays over the rows.
 
 Everything else that computes (training, scoring, loading) runs in this thread, too, by `call`: libgomp keeps a pool of
 workers for each thread that ever ran a parallel region, and when the pools together have more threads than there are
@@ -491,7 +491,7 @@ class ReplySampler:
         """
         length = round_up(int(positions.max()) + 1)
         self._cache.reserve(length, self._batch.count, len(token_ids))
-        token_ids_B, positions_B = self._to_device(token_ids), self._to_device(positions)
+        token_ids_B, positions_B = self._to_device(np.stack((token_ids, positions)))
         if self._prefiller.fast_llama is not None:
             lengths = [round_up(int(part.max()) + 1) for part in np.split(positions, [num_long or 0]) if len(part)]
             return self._prefiller.fast_llama.decode_step(token_ids_B, positions_B, lengths, num_long)
@@ -515,8 +515,8 @@ class ReplySampler:
     def _sample(self, logits_BV: Tensor, start: int) -> None:
         """Samples a token for each row from `start` on, and removes the replies that are done."""
         batch, rows = self._batch, slice(start, self._batch.count)
-        temperatures = self._to_device(batch.temperatures[rows])
-        uniforms = self._to_device(draw_uniforms(batch.seeds[rows], batch.num_sampled[rows]))
+        uniforms_B = draw_uniforms(batch.seeds[rows], batch.num_sampled[rows])
+        temperatures, uniforms = self._to_device(np.stack((batch.temperatures[rows], uniforms_B)))
         # rows with filters or constraints apart: they take several times as long, and no other reply may wait for them
         special = np.flatnonzero(batch.is_filtered[rows] | batch.is_constrained[rows])
         sampled = None
