@@ -40,6 +40,7 @@ AROUND = {
     "exports",
     "graders",
     "improvement",
+    "learning",
     "protocols",
     "redteam",
     "routing",
@@ -56,6 +57,7 @@ NESTED = {
 }
 """Folders of a core package that stand around it."""
 HOSTS = {
+    "learning": {"serving", "traces"},
     "protocols": {"serving"},
     "serving": {"routing"},
     "traces": {"routing"},
