@@ -6,7 +6,7 @@ import time
 
 from tests.doubles import ScriptedPolicy, ids_of
 from tests.learning.learning import chat, kept, learn, rate
-from tests.serving.serving import async_anthropic, async_openai, says
+from tests.serving.serving import async_anthropic, async_openai, http, says, serve
 
 
 async def test_chats_of_three_apis_are_kept_with_tokens_log_probs_and_version(tmp_path):
@@ -32,6 +32,12 @@ async def test_chats_of_three_apis_are_kept_with_tokens_log_probs_and_version(tm
         assert (each.tokens.token_ids, each.tokens.logprobs) == (ids_of("four"), (-0.5,) * 4)
 
 
+async def test_a_server_that_keeps_nothing_takes_no_feedback():
+    async with serve({"m": ScriptedPolicy()}) as app, http(app) as client:
+        assert (await client.post("/v1/feedback", json={"id": "a", "thumb": "up"})).status_code == 404
+        assert "<body>" in (await client.get("/")).text
+
+
 async def test_chats_of_a_session_are_one_conversation_and_no_id_of_a_person_is_on_disk(tmp_path):
     async with learn(tmp_path) as (client, _):
         await chat(client, "a", metadata={"session_id": "s-secret"}, user="ann@example.org")
@@ -53,12 +59,13 @@ async def test_chats_of_a_session_are_one_conversation_and_no_id_of_a_person_is_
 async def test_what_is_removed_is_neither_in_the_texts_nor_in_the_tokens(tmp_path):
     script = lambda request: "call 555-1234"  # noqa: E731
     async with learn(tmp_path, script, remove=[r"\d{3}-\d{4}"]) as (client, _):
-        answer = await chat(client, "who?", logprobs=True)
+        answer = await chat(client, "who?", logprobs=True, return_token_ids=True)
         await rate(client, id=answer["id"], correction="call 555-9999", comment="not 555-1234")
     [found] = kept(tmp_path)
     assert found.tokens is None
     assert found.record["response"]["choices"][0]["message"]["content"] == "call [removed]"
     assert "555" not in repr(found)
+    assert str(list(ids_of("call"))).strip("[]") not in repr(found)
     assert found.correction == "call [removed]"
 
 

@@ -8,6 +8,7 @@ DELETE /v1/learn/users/{user}    deletes a person's chats and feedback, and list
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from reinforge.errors import StorageError
 from reinforge.learning.capture import StoreKeeper, StoreWriter
-from reinforge.learning.feedback import RESERVE, Feedback, add_feedback
+from reinforge.learning.feedback import Feedback
 from reinforge.learning.store import STORE, LearningStore, make_alias
 from reinforge.serving.loading import TrainingHost
 from reinforge.serving.metrics import Counts
@@ -28,6 +29,8 @@ from reinforge.serving.routes import ApiError, Feature, read_json, refuse_invali
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+RESERVE = 1.1
+"""Feedback is taken until the store is this times as large as the size from which on no further chats are kept."""
 CLEAN_S = 3600.0  # seconds between two times at which chats that are too old are deleted
 
 
@@ -66,18 +69,15 @@ class LearningApi(Feature):
             self._cleaning.cancel()
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._thread.shutdown)
-        try:
+        with contextlib.suppress(StorageError):  # it was said when it happened
             await asyncio.to_thread(self.store.close)
-        except StorageError as error:  # it was said when it happened
-            logger.debug("%s", error)
 
     async def _clean(self) -> None:
         while True:
             try:
                 await self._run(self._writer.remove_old)
-            except StorageError as error:
-                logger.warning("chats that are too old cannot be deleted: %s", error)
-                return
+            except ApiError as error:
+                logger.warning("chats that are too old are not deleted: %s", error)
             await asyncio.sleep(CLEAN_S)
 
     async def _run(self, work: Callable[[], T]) -> T:
@@ -87,11 +87,8 @@ class LearningApi(Feature):
             self._recorder.flush()
             return work()
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
-
-    async def _ask(self, work: Callable[[], T]) -> T:
         try:
-            return await self._run(work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, run)
         except StorageError as error:
             logger.debug("%s", error)
             raise ApiError(503, "the store cannot be used; nothing was changed", code="store_unavailable") from None
@@ -110,21 +107,18 @@ class LearningApi(Feature):
 
         def add() -> dict[str, Any]:
             opinion = self._writer.mask(given.opinion)
-            return self.store.run(add_feedback(given, opinion, key, self._has_room))
+            return self.store.add_feedback(key, given, opinion, self._writer.max_bytes * RESERVE)
 
-        return write_json(await self._ask(add))
-
-    def _has_room(self) -> bool:
-        return self.store.num_bytes < self._writer.max_bytes * RESERVE
+        return write_json(await self._run(add))
 
     async def show(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
-        return write_json({"object": "learn", **await self._ask(lambda: self.store.count(key))})
+        return write_json({"object": "learn", **await self._run(lambda: self.store.count(key))})
 
     async def remove_user(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
         user = make_alias(key, "user", request.match_info["user"])
-        return write_json({"object": "user.deleted", **await self._ask(lambda: self.store.remove_user(key, user))})
+        return write_json({"object": "user.deleted", **await self._run(lambda: self.store.remove_user(key, user))})
 
 
 async def make_learning(host: TrainingHost, config: Path) -> LearningApi:

@@ -36,10 +36,7 @@ class StoreWriter(RecordWriter):
     def __init__(self, store: LearningStore, config: RecordConfig):
         super().__init__(store.database.parent, config)
         self._store, self._is_full = store, False
-
-    @property
-    def max_bytes(self) -> float:
-        return self._config.max_mb * 1e6
+        self.max_bytes = config.max_mb * 1e6
 
     def write(self, call: RecordedCall, change: Change | None) -> str:
         """Returns what became of a call: recorded, not_whole, not_in_share, cut, withheld, full."""
@@ -59,7 +56,7 @@ class StoreWriter(RecordWriter):
             answer = self._read_answer(call)
         except CutAnswerError:
             return "cut"
-        exchange = {"request": _drop(request, *USER_FIELDS), "response": _drop_logprobs(_drop(answer, *USER_FIELDS))}
+        exchange = {"request": _drop(request, *USER_FIELDS), "response": _drop_tokens(_drop(answer, *USER_FIELDS))}
         if (found := self._clean(exchange, change)) is None:
             return "withheld"
         if self._check_full():
@@ -99,10 +96,11 @@ def _drop(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {key: each for key, each in value.items() if key not in names}
 
 
-def _drop_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
-    """Returns an answer without log-probs, which repeat its text in pieces that no pattern of `remove` matches."""
+def _drop_tokens(answer: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer without its tokens, which repeat its text in pieces that no pattern of `remove` matches."""
     if "choices" in answer:
-        return {**answer, "choices": [_drop(choice, "logprobs") for choice in answer["choices"]]}
+        choices = [_drop(choice, "logprobs", "token_ids", "prompt_token_ids") for choice in answer["choices"]]
+        return {**_drop(answer, "prompt_token_ids"), "choices": choices}
     output = [
         {**item, "content": [_drop(part, "logprobs") for part in item["content"]]} if item.get("content") else item
         for item in answer.get("output", ())

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,10 +27,12 @@ import zstandard
 from reinforge.bounded import load_json
 from reinforge.errors import ConfigError
 from reinforge.files import to_json
+from reinforge.learning.feedback import Feedback, Opinion
 from reinforge.limits import get_limits
 from reinforge.runs.journal.episode_json import parse_tokens
 from reinforge.runs.journal.reader import open_for_reading
 from reinforge.runs.journal.writer import JournalWriter
+from reinforge.serving.routes import ApiError
 from reinforge.types.request import TokenLogprobs
 
 STORE = "learn.sqlite"
@@ -49,9 +52,9 @@ CREATE INDEX feedback_by_target ON feedback (key, level, target);
 CREATE TABLE trainings (version TEXT NOT NULL, key TEXT NOT NULL, chat TEXT NOT NULL, PRIMARY KEY (key, chat, version));
 CREATE TABLE removals (version TEXT NOT NULL, key TEXT NOT NULL, user TEXT NOT NULL, PRIMARY KEY (key, user, version));
 """
+MAX_FEEDBACK = 100
+"""Most feedback on one chat or one session, so that a client cannot fill the disk."""
 T = TypeVar("T")
-Opinion = dict[str, Any]
-"""What a source says: `label` (bool), `score`, `correction`, `comment`, as far as given; None: taken back."""
 
 
 def make_alias(key: str, kind: str, name: str) -> str:
@@ -62,6 +65,7 @@ def make_alias(key: str, kind: str, name: str) -> str:
 def create_tables(db: sqlite3.Connection, database: Path) -> None:
     """Makes the tables of an empty store; what is deleted from it is overwritten."""
     db.execute("PRAGMA secure_delete = ON")
+    db.execute("PRAGMA busy_timeout = 60000")  # `reinforge learn export` writes, too, for a moment
     (found,) = db.execute("PRAGMA user_version").fetchone()
     if found == 0:
         db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
@@ -148,6 +152,53 @@ class LearningStore:
         used, free, size = (db.execute(f"PRAGMA {each}").fetchone()[0] for each in _SIZES)
         self.num_bytes = (used - free) * size
 
+    def add_feedback(self, key: str, given: Feedback, opinion: Opinion, max_bytes: float) -> dict[str, Any]:
+        """Keeps feedback of the clients with an API key, and returns the answer to them.
+
+        Args:
+            opinion: What of `given.opinion` may be kept.
+            max_bytes: Size of the store from which on nothing is kept.
+
+        Raises:
+            ApiError: The chat is unknown, or the feedback is refused; nothing has changed.
+        """
+        level, name, column = (CHAT, given.id, "id") if given.id else (SESSION, given.session_id, "conversation")
+        target = str(name) if level == CHAT else make_alias(key, "session", str(name))
+        data, whose = to_json(opinion), (key, level, target)
+        digest = hashlib.sha256(to_json([*whose, given.source, data]).encode()).hexdigest()
+
+        def add(db: sqlite3.Connection) -> dict[str, Any]:
+            query = "SELECT seq, digest FROM feedback WHERE key = ? AND request_key = ?"
+            if (known := db.execute(query, (key, given.key)).fetchone()) is not None:
+                if known[1] != digest:
+                    message = f"other feedback was sent with the key {given.key!r}; send a new key"
+                    raise ApiError(409, message, param="key", code="idempotency_key_reused")
+                return _answer(known[0], is_new=False)
+            query = f"SELECT max(seq) FROM chats WHERE key = ? AND {column} = ?"
+            (until,) = db.execute(query, (key, target)).fetchone()
+            if until is None:
+                message = (
+                    f"no {level} {name!r} is kept for this API key: it is unknown, was not recorded, or was deleted"
+                )
+                raise ApiError(404, message, param="id" if level == CHAT else "session_id", code="chat_not_found")
+            query = "SELECT count(*), max(seq) FROM feedback WHERE key = ? AND level = ? AND target = ?"
+            count, newest = db.execute(query, whose).fetchone()
+            now = read_opinions(db, *whose, until).get(given.source)
+            if given.key is None and now is not None and now | opinion == now:
+                return _answer(newest, is_new=False)
+            if count >= MAX_FEEDBACK:
+                message = f"this {level} has {count} times feedback, which is the limit"
+                raise ApiError(409, message, code="too_much_feedback")
+            if self.num_bytes >= max_bytes:
+                raise ApiError(507, "the store is full; nothing was kept", code="store_full")
+            row = (*whose, until, given.source, data, given.key, digest, time.time())
+            names = "key, level, target, until, source, data, request_key, digest, at_s"
+            added = db.execute(f"INSERT INTO feedback ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._measure(db)
+            return _answer(added.lastrowid, is_new=True)
+
+        return self.run(add)
+
     def remove_before(self, started_s: float) -> None:
         """Deletes older chats and what is said of them."""
 
@@ -202,12 +253,16 @@ class LearningStore:
         return self.run(count)
 
     def _empty_log(self) -> None:
-        """Moves the write-ahead log into the file, so that the log holds nothing that was deleted."""
-        with contextlib.closing(sqlite3.connect(self.database)) as db:
+        """Moves the write-ahead log into the file, so that the log holds nothing that was deleted; not during reads."""
+        with contextlib.closing(sqlite3.connect(self.database)) as db, contextlib.suppress(sqlite3.OperationalError):
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 _SIZES = ("page_count", "freelist_count", "page_size")
+
+
+def _answer(seq: int | None, *, is_new: bool) -> dict[str, Any]:
+    return {"id": f"feedback-{seq}", "object": "feedback", "is_new": is_new}
 
 
 def _remove_orphans(db: sqlite3.Connection) -> int:

@@ -92,9 +92,9 @@ async function rate(id, button) {
 function addThumbs(article, id) {
   const thumbs = document.createElement("div");
   thumbs.className = "thumbs";
-  for (const [value, text, label] of [["up", "👍", "Good reply"], ["down", "👎", "Bad reply"]]) {
+  for (const [value, text] of [["up", "👍 Good"], ["down", "👎 Bad"]]) {
     const button = document.createElement("button");
-    Object.assign(button, { type: "button", value, textContent: text, title: label, ariaLabel: label });
+    Object.assign(button, { type: "button", value, textContent: text });
     button.addEventListener("click", () => rate(id, button));
     thumbs.append(button);
   }
