@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from reinforge.errors import ConfigError
 from reinforge.files import open_private, storage_boundary
 from reinforge.learning.store import LearningStore, StoredChat, read_chats
 from reinforge.traces.entries import Exchange
@@ -64,6 +65,8 @@ def export_rows(database: Path, output: Path, use: str, version: str | None = No
                     file.write(json.dumps(record) + "\n")
                     if not number:
                         used.append((chat.key, chat.id))
+        if not used:
+            raise ConfigError(f"no chat in {database} can be used for {use}; `--use all` takes every chat")
         report = import_traces([records], output, ImportOptions())
     if version is not None:
         store = LearningStore(database)

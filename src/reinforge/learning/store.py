@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import zstandard
 
 from reinforge.bounded import load_json
-from reinforge.errors import ConfigError
+from reinforge.errors import ConfigError, StorageError, boundary
 from reinforge.files import to_json
 from reinforge.learning.feedback import Feedback, Opinion
 from reinforge.limits import get_limits
@@ -287,7 +287,7 @@ def read_opinions(db: sqlite3.Connection, key: str, level: str, target: str, seq
 
 def read_chats(database: Path) -> Iterator[StoredChat]:
     """Yields the chats of a store in their order; a server may write to it at the same time."""
-    with open_for_reading(database) as db:
+    with boundary(StorageError, f"cannot read {database}"), open_for_reading(database) as db:
         (found,) = db.execute("PRAGMA user_version").fetchone()
         if found != FORMAT:
             raise ConfigError(f"{database} is not a store of `reinforge serve --learn` (format {found})")
