@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from reinforge.bounded import load_json
+from reinforge.bounded import encode_any, load_json
 from reinforge.learning.store import LearningStore, make_alias
 from reinforge.rollout.http.access import read_key
 from reinforge.rollout.http.exchange import encode_body
@@ -120,7 +120,7 @@ class StoreKeeper:
 
     def hash_key(self, request: web.Request) -> str:
         """Returns what stands for the API key of a request; the chat page sends the server's in a cookie."""
-        return hashlib.sha256((self._token or read_key(request.headers)).encode(errors="surrogatepass")).hexdigest()
+        return hashlib.sha256(encode_any(self._token or read_key(request.headers))).hexdigest()
 
     @contextmanager
     def open(self, request: web.Request, body: bytes) -> Iterator[Keep | None]:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import zstandard
 
-from reinforge.bounded import load_json
+from reinforge.bounded import encode_any, load_json
 from reinforge.errors import ConfigError, StorageError, boundary
 from reinforge.files import to_json
 from reinforge.learning.feedback import Feedback, Opinion
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 def make_alias(key: str, kind: str, name: str) -> str:
     """Returns what the store calls a user or a session of the clients with an API key."""
-    return hashlib.sha256(f"{key}\0{kind}\0{name}".encode(errors="surrogatepass")).hexdigest()[:32]
+    return hashlib.sha256(encode_any(f"{key}\0{kind}\0{name}")).hexdigest()[:32]
 
 
 def create_tables(db: sqlite3.Connection, database: Path) -> None:

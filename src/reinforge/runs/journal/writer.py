@@ -24,13 +24,9 @@ Work = Callable[[sqlite3.Connection], Any]
 
 
 class JournalWriter:
-    """Writes to one database, in the order of the calls; every commit is synced to disk.
+    """Writes to one database, whose tables `create` makes, in the order of the calls; commits are synced to disk."""
 
-    Args:
-        create: Makes the tables of an empty database; a `ConfigError` for one of another format.
-    """
-
-    def __init__(self, database: Path, create: Callable[[sqlite3.Connection, Path], None] = create_tables):
+    def __init__(self, database: Path, create: Callable[..., None] = create_tables):
         self.database, self._create = database, create
         self._queue: queue.SimpleQueue[Work | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
