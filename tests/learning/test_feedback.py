@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from reinforge.learning.capture import StoreKeeper
 from tests.learning.learning import chat, kept, learn, rate
 from tests.serving.serving import says
 
@@ -109,6 +110,13 @@ async def test_unknown_chats_and_those_of_another_key_are_not_found(tmp_path):
         assert gone == {"object": "user.deleted", "chats": 0, "feedback": 0, "versions": []}
         assert (await client.get("/v1/learn", headers=other)).json()["chats"] == 0
         assert (await rate(client, id=mine["id"], **UP)).status_code == 200
+
+
+async def test_without_keys_chats_of_others_could_be_rated(tmp_path, monkeypatch):
+    monkeypatch.setattr(StoreKeeper, "hash_key", lambda self, request: "one for all")
+    async with learn(tmp_path) as (client, _):
+        mine = await chat(client)
+        assert (await rate(client, headers={"authorization": "Bearer other"}, id=mine["id"], **UP)).status_code == 200
 
 
 async def test_the_chat_page_and_clients_of_a_server_with_a_key_are_one_owner(tmp_path):
