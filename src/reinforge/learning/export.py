@@ -33,7 +33,7 @@ def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
         head = {"id": chat.id, "conversation_id": chat.conversation, "prompt": prompt, "tools": exchange.tools}
         said = {"role": "assistant", "content": correction}
         if use == "sft":
-            yield {**head, "completion": said}
+            yield {**head, "completion": said, "thumbs": True}
         elif correction is not None and correction != reply[-1].get("content"):
             yield {**head, "chosen": [said], "rejected": reply}
         return
