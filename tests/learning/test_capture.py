@@ -15,10 +15,10 @@ async def test_chats_of_three_apis_are_kept_with_tokens_log_probs_and_version(tm
     await policy.publish(7)
     async with learn(tmp_path, policy=policy) as (client, _):
         ids = [(await chat(client, "2 + 2"))["id"]]
-        answer = await async_openai(client.app).responses.create(model="m", input="2 + 2")
-        ids.append(answer.id)
-        answer = await async_anthropic(client.app).messages.create(model="m", max_tokens=9, messages=says("2 + 2"))
-        ids.append(answer.id)
+        async with async_openai(client.app) as openai:
+            ids.append((await openai.responses.create(model="m", input="2 + 2")).id)
+        async with async_anthropic(client.app) as anthropic:
+            ids.append((await anthropic.messages.create(model="m", max_tokens=9, messages=says("2 + 2"))).id)
         async with client.stream(
             "POST", "/v1/chat/completions", json={"model": "m", "messages": says("2 + 2"), "stream": True}
         ) as stream:

@@ -22,9 +22,9 @@ async def store(tmp_path):
         both = (await chat(client, "both"))["id"]
         await rate(client, id=both, thumb="up")
         await rate(client, id=both, thumb="down", source="judge")
-        answer = await async_anthropic(client.app).messages.create(
-            model="m", max_tokens=99, system="Be brief.", messages=[{"role": "user", "content": "corrected"}]
-        )
+        async with async_anthropic(client.app) as anthropic:
+            question = [{"role": "user", "content": "corrected"}]
+            answer = await anthropic.messages.create(model="m", max_tokens=99, system="Be brief.", messages=question)
         await rate(client, id=answer.id, correction="better", thumb="down")
         await rate(client, id=(await chat(client, "scored"))["id"], score=0.5)
         await chat(client, "not rated")
