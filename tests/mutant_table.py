@@ -63,6 +63,13 @@ MUTANTS = [
         "tests/fault/test_journal.py::test_a_writer_killed_at_any_time_leaves_everything_that_it_acknowledged",
     ),
     Mutant(
+        "Feedback survives a kill",
+        "learning/store.py",
+        "        self._writer.put(carry)\n        self._writer.flush()\n",
+        "        self._writer.put(carry)\n",
+        "tests/fault/test_learning_server.py::test_feedback_survives_a_kill_around_its_commit",
+    ),
+    Mutant(
         "A damaged journal is noticed and rebuilt",
         "runs/journal/schema.py",
         'checksum = zlib.crc32(body, zlib.crc32(b"%s %d:" % (head, len(body)), checksum))',

@@ -34,6 +34,7 @@ COMMANDS = {
     "train": ("Run", "cli.finetune", "train run.yml", "Alias of finetune."),
     "improve": ("Run", "improvement.command", "improve run.yml --hours 8", "Search for what makes an agent better."),
     "replace": ("Run", "traces.replace_command", "replace logs --model M", "Replace a large model that was recorded."),
+    "learn": ("Run", "learning.command", "learn export .reinforge/serve", "Train on the chats of a server."),
     "redteam": ("Run", "redteam.command", "redteam train attack.yml", "Train an attacker against a target."),
     "environments": ("Run", "environments.command", "environments list", "List environments to train in; play one."),
     "view": ("Look", "view.command", "view", "Show all runs in the browser: live curves, every episode."),

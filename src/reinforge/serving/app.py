@@ -30,7 +30,7 @@ from reinforge.errors import ConfigError, Problem, ReinforgeError
 from reinforge.rollout.http.access import HEADERS, LOOPBACK
 from reinforge.rollout.http.exchange import SHORT_BODY, describe_failure
 from reinforge.serving.access import RequestGuard
-from reinforge.serving.chat import ChatApi
+from reinforge.serving.chat import ChatApi, ChatKeeper
 from reinforge.serving.metrics import MetricsApi
 from reinforge.serving.models import ServedModels
 from reinforge.serving.reader import BodyReader
@@ -67,8 +67,8 @@ STATIC = {"chat.html": "text/html", "chat.js": "text/javascript", "chat.css": "t
 class Pages(Feature):
     """The chat page at `/`, and `/healthz`, the one route that needs no key."""
 
-    def __init__(self, *, has_chat: bool):
-        self._has_chat = has_chat
+    def __init__(self, *, has_chat: bool, takes_feedback: bool):
+        self._has_chat, self._takes_feedback = has_chat, takes_feedback
 
     def routes(self) -> list[web.RouteDef]:
         page = [web.get("/", self.show_file), web.get("/static/{file:chat.(js|css)}", self.show_file)]
@@ -81,6 +81,8 @@ class Pages(Feature):
     async def show_file(self, request: web.Request) -> web.Response:
         name = request.match_info.get("file", "chat.html")
         text = files("reinforge.serving").joinpath("static", name).read_text(encoding="utf-8")
+        if self._takes_feedback:
+            text = text.replace("<body>", "<body data-feedback>")
         return web.Response(text=text, headers={**HEADERS, "Content-Type": f"{STATIC[name]}; charset=utf-8"})
 
 
@@ -94,6 +96,7 @@ class ServeApp:
         token: The key that every request must carry; None or empty: none is needed.
         chat: What answers the routes of models; None: the served models, and there is a chat page.
         key_header: The header with the key, where `Authorization` has another one.
+        keeper: Keeps the chats of the served models; the chat page then takes feedback.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class ServeApp:
         *,
         chat: Feature | None = None,
         key_header: str | None = None,
+        keeper: ChatKeeper | None = None,
         host: str = LOOPBACK,
         port: int = 0,
         token: str | None = None,
@@ -114,11 +118,12 @@ class ServeApp:
         self.limits = limits or ServerLimits()
         self._metrics = MetricsApi(models)
         self._reader, self._waiting_bytes = BodyReader(), 0
-        if chat is not None:
-            chat.register_metrics(self._metrics.registry)
+        for feature in (chat, *features):
+            if feature is not None:
+                feature.register_metrics(self._metrics.registry)
         self._features: list[Feature] = [
-            chat or ChatApi(models, self.limits),
-            Pages(has_chat=chat is None),
+            chat or ChatApi(models, self.limits, keeper),
+            Pages(has_chat=chat is None, takes_feedback=keeper is not None),
             self._metrics,
             *features,
         ]

@@ -11,10 +11,10 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 from pydantic import TypeAdapter
@@ -114,11 +114,31 @@ def _build(
     return request
 
 
-class ModelCaller:
-    """Makes the calls of one request."""
+Keep = Callable[[Mapping[str, Any], Sequence[ModelReply]], None]
+"""Takes the JSON body of an answer that is whole, and its replies."""
 
-    def __init__(self, models: ServedModels, model: ServedModel):
-        self._models, self._model = models, model
+
+class ChatKeeper(Protocol):
+    """Keeps chats; what goes wrong there must not reach the client."""
+
+    def open(self, request: web.Request, body: bytes) -> AbstractContextManager[Keep | None]:
+        """Yields what takes the answer to a request; None: the request is not kept."""
+
+
+class ModelCaller:
+    """Makes the calls of one request.
+
+    Args:
+        keep: Called with a finished completion and its replies.
+    """
+
+    def __init__(
+        self,
+        models: ServedModels,
+        model: ServedModel,
+        keep: Callable[[ChatCompletion, Sequence[ModelReply]], None] | None = None,
+    ):
+        self._models, self._model, self._keep = models, model, keep
 
     async def complete(self, call: PreparedCall) -> ChatCompletion:
         return self.finish(call, await self.sample(call))
@@ -149,6 +169,8 @@ class ModelCaller:
             choice.update(index=index, model_version=reply.version)
         versions = {reply.version for reply in replies}
         completion["model_version"] = versions.pop() if len(versions) == 1 else None
+        if self._keep is not None:
+            self._keep(completion, replies)
         return completion
 
     def _report(self, call: PreparedCall, request: ModelRequest, replies: Sequence[ModelReply]) -> ChatCompletion:
@@ -298,8 +320,8 @@ def get_dialect(path: str) -> Dialect:
 
 
 class ChatApi(Feature):
-    def __init__(self, models: ServedModels, limits: ServerLimits):
-        self._models, self._limits = models, limits
+    def __init__(self, models: ServedModels, limits: ServerLimits, keeper: ChatKeeper | None = None):
+        self._models, self._limits, self._keeper = models, limits, keeper
         self.num_in_flight, self._by_client = 0, Counter[int]()
         self._call_s = 0.0  # how long a call takes, the newest counting most
 
@@ -316,7 +338,7 @@ class ChatApi(Feature):
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answers one call, or counts its tokens for Anthropic's clients; sampling stops if the client disconnects."""
         body = await read_bytes(request)
-        with self._admit(request):
+        with self._admit(request), self._open_keeper(request, body) as keep:
             call, prepared = await self._read(request, body)
             model = self._models.find(call.model)
             if request.path.endswith(COUNT):  # it is computed, and one token is sampled and dropped
@@ -324,10 +346,19 @@ class ChatApi(Feature):
                     return write_json(
                         {"input_tokens": (await model.llm.sample(prepared.requests[0])).num_prompt_tokens}
                     )
-            dialect, caller = get_dialect(request.path), ModelCaller(self._models, model)
+            dialect = get_dialect(request.path)
+
+            def keep_answer(completion: ChatCompletion, replies: Sequence[ModelReply]) -> None:
+                if keep is not None:
+                    keep(dialect.write_answer(completion, call), replies)
+
+            caller = ModelCaller(self._models, model, keep_answer)
             if call.stream:
                 return await ReplyStream(request, dialect, call, self._limits).send(caller, prepared, model)
             return write_json(dialect.write_answer(await caller.complete(prepared), call))
+
+    def _open_keeper(self, request: web.Request, body: bytes) -> AbstractContextManager[Keep | None]:
+        return nullcontext() if self._keeper is None else self._keeper.open(request, body)
 
     async def _read(self, request: web.Request, body: bytes) -> tuple[ChatCall, PreparedCall]:
         arguments = request.path, self._limits.max_choices, self._limits.max_tokens

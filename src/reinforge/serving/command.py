@@ -32,6 +32,7 @@ PROTOCOLS = {
     "tinker": "reinforge.protocols.tinker.server.api:make_tinker",
 }
 """Option -> what makes its part of the server."""
+LEARNING = "reinforge.learning.api:make_learning"
 ACCESS, TRAINING, UPSTREAM = "Access", "Training", "Upstream"  # titles of groups of options
 
 
@@ -165,6 +166,13 @@ def _parse_url(context: click.Context, parameter: click.Parameter, value: str | 
     group=TRAINING,
     help="ART, sessions, Tinker: maximum number of models in training.",
 )
+@option(
+    "learn",
+    metavar="FILE",
+    callback=parse_existing_file,
+    group=TRAINING,
+    help="Keep chats, as far as the `record:` block of this YAML file says, and take feedback on them.",
+)
 @option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
 @OUTPUT_DIR
 def command(models: tuple[str, ...], output_dir: str, **options: Any) -> None:
@@ -180,6 +188,7 @@ def command(models: tuple[str, ...], output_dir: str, **options: Any) -> None:
       reinforge serve runs/support-1 --compare
       reinforge serve runs/support-1 runs/support-2 --port 9000
       reinforge serve HuggingFaceTB/SmolLM2-135M-Instruct --host 0.0.0.0 --token_file serve.token
+      reinforge serve runs/support-1 --learn learn.yml
       reinforge serve --upstream https://api.openai.com/v1 --record logs
       reinforge serve runs/small --fallback https://api.openai.com/v1 --router router.json
     """
@@ -193,6 +202,8 @@ def command(models: tuple[str, ...], output_dir: str, **options: Any) -> None:
         raise click.UsageError("--fallback needs exactly one MODEL|RUN, which answers what it is sure of")
     if options["upstream"] is options["fallback"] is None and options["record"] is not None:
         raise click.UsageError("--record keeps what an upstream answers; add --upstream URL or --fallback URL")
+    if options["learn"] is not None and not (models and options["fallback"] is None):
+        raise click.UsageError("--learn keeps what MODEL|RUN answers, without --upstream and --fallback; see --record")
     if options["record"] is None and options["record_config"] is not None:
         raise click.UsageError("--record_config says what --record keeps; add --record FOLDER")
     try:
@@ -266,11 +277,15 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     settings = ServeOptions(**named, serves_versions=options["versions"], compares=options["compare"])
     loader = ModelLoader(served, settings)
     host = TrainingHost(served, loader, settings)
-    lock = lock_folder(settings.data_dir.absolute()) if any(options[name] for name in PROTOCOLS) else None
+    has_folder = any(options[name] for name in (*PROTOCOLS, "learn"))
+    lock = lock_folder(settings.data_dir.absolute()) if has_folder else None
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     features += [loader.questions] if options["compare"] else []
     stack = contextlib.ExitStack()
+    learning = await load_named(LEARNING)(host, options["learn"]) if options["learn"] else None
+    features += [] if learning is None else [learning]
     further = _build_fallback(served, settings, options, stack.enter_context(_open_recorder(options)))
+    further |= {} if learning is None else {"keeper": learning.keeper}
     app = ServeApp(served, features, token=token, **_read_access(options), **further)
     try:
         app.listen()  # before models are loaded, which takes long
@@ -282,6 +297,10 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
                     await loader.open(source)
         async with app:
             _say_address(app, options)
+            if options["learn"]:
+                say(f"Keeping chats in {settings.data_dir}. Rate one:")
+                rated = '{"id": "ID OF AN ANSWER", "thumb": "up"}'
+                say_as_is(f"  curl {app.address}/v1/feedback -H 'content-type: application/json' -d '{rated}'")
             if options["art"]:
                 say("Point ART's clients at it:")
                 say_as_is(f"  ServerlessBackend(api_key=..., base_url='{app.address}/v1')")

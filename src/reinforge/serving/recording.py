@@ -40,6 +40,7 @@ from reinforge.registry import REGISTRY
 from reinforge.rollout.http.access import read_key
 from reinforge.safe_text import redact_known_forms
 from reinforge.serving.answers import CALL_TYPES, RESPONSES, TEXT, CutAnswerError, read_answer, read_usage
+from reinforge.types.request import ModelReply
 
 logger = logging.getLogger(__name__)
 QUEUE_CALLS, QUEUE_BYTES = 1024, 1 << 26
@@ -85,7 +86,7 @@ class PriceConfig(Block):
 
 
 class RecordConfig(Block):
-    """What `reinforge serve --record` keeps."""
+    """What `reinforge serve` keeps with `--record` and `--learn`."""
 
     share: float = Field(default=1.0, ge=0, le=1, description="Share of the conversations; a hash decides on each.")
     consent: ConsentConfig | None = Field(default=None, description="Null: the requests of all users are recorded.")
@@ -122,7 +123,7 @@ def read_record_config(path: Path | None) -> RecordConfig:
 
 @dataclass(slots=True)
 class RecordedCall:
-    """One request to the upstream, while it is answered and until it is written."""
+    """One request, while it is answered and until it is written."""
 
     call_type: str
     request: bytes
@@ -136,22 +137,35 @@ class RecordedCall:
     num_bytes: int = 0
     problem: str = ""  # why it has no reply
     is_dropped: bool = False
+    reply: ModelReply | None = None  # what a model of this server sampled, with its tokens
+    key: str = ""  # SHA-256 of the API key
 
 
 class Recorder:
-    """Writes calls to the files of a folder. All methods but those with a leading underscore run in the event loop."""
+    """Writes calls to a folder. All methods but `flush` and those with a leading underscore run in the event loop.
 
-    def __init__(self, folder: Path, config: RecordConfig, *, project_root: Path | None = None):
+    Args:
+        writer: Writes each call; None: to the files of the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RecordConfig,
+        *,
+        project_root: Path | None = None,
+        writer: RecordWriter | None = None,
+    ):
         self.folder, self.config = folder, config
         self.counts: Counter[str] = Counter()
         self._change: Change | None = None
         if config.change is not None:
             self._change = import_object(config.change, project_root or Path.cwd(), path="record.change")
-        self._queue: queue.Queue[RecordedCall | None] = queue.Queue(QUEUE_CALLS)
+        self._queue: queue.Queue[RecordedCall | threading.Event | None] = queue.Queue(QUEUE_CALLS)
         self._taken = self._freed = 0  # bytes; each is written by one thread only
         self._thread: threading.Thread | None = None
         self._has_warned = False
-        self._writer = RecordWriter(folder, config)
+        self._writer = writer or RecordWriter(folder, config)
         self.measured = self._writer.measured
 
     def start(self) -> None:
@@ -168,6 +182,13 @@ class Recorder:
                 self._thread.join(CLOSE_S)
             except queue.Full:
                 pass
+
+    def flush(self) -> None:
+        """Waits until every call that has finished so far is written."""
+        done = threading.Event()
+        self._queue.put(done)
+        while not done.wait(0.2) and self._thread is not None and self._thread.is_alive():
+            pass
 
     def begin(self, path: str, headers: Mapping[str, str], body: bytes) -> RecordedCall | None:
         """Returns the call of a request, to be passed to `add` and `finish`; None: it is not recorded."""
@@ -191,6 +212,10 @@ class Recorder:
             call.is_dropped = True
             call.pieces.clear()
 
+    def drop(self, call: RecordedCall) -> None:
+        """Forgets a call that is not to be written."""
+        self._taken -= call.num_bytes
+
     def finish(self, call: RecordedCall, problem: str = "") -> None:
         call.seconds, call.problem = time.perf_counter() - call.begun, problem
         try:
@@ -199,7 +224,7 @@ class Recorder:
                 return
         except queue.Full:
             self.counts["dropped"] += 1
-        self._taken -= call.num_bytes
+        self.drop(call)
 
     def _take(self, num_bytes: int) -> bool:
         if self._taken - self._freed + num_bytes > QUEUE_BYTES:
@@ -210,6 +235,9 @@ class Recorder:
 
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
+            if isinstance(call, threading.Event):
+                call.set()
+                continue
             try:
                 outcome = self._writer.write(call, self._change)
             except Exception as error:  # noqa: BLE001  a user's function may raise anything, and requests must pass
@@ -241,8 +269,7 @@ class RecordWriter:
         if not isinstance(request, dict):
             return "not_whole"
         conversation = call.conversation or self._find_conversation(request)
-        number = int.from_bytes(hashlib.sha256(conversation.encode()).digest()[:8])
-        if number >= self._config.share * 2**64:
+        if not self._is_in_share(conversation):
             return "not_in_share"
         record = self._describe(call, conversation)
         if call.call_type == RESPONSES and any(request.get(name) for name in ELSEWHERE):
@@ -262,6 +289,10 @@ class RecordWriter:
             record["messages"] = found["request"].get("prompt")
         whole = {**record, "proxy_server_request": {"body": found["request"]}, "response": found["response"]}
         return "recorded" if self._append(whole) else "full"
+
+    def _is_in_share(self, conversation: str) -> bool:
+        number = int.from_bytes(hashlib.sha256(conversation.encode()).digest()[:8])
+        return number < self._config.share * 2**64
 
     def _read_answer(self, call: RecordedCall) -> dict[str, Any]:
         if call.problem or not 200 <= call.status < 300:
@@ -301,7 +332,7 @@ class RecordWriter:
             self.measured[name] += value
 
     def _clean(self, exchange: dict[str, Any], change: Change | None) -> dict[str, Any] | None:
-        found: Any = self._mask(exchange)
+        found: Any = self.mask(exchange)
         if change is None or found is None:
             return dict(found)
         found = change(found)
@@ -309,7 +340,7 @@ class RecordWriter:
             raise TypeError("record.change must return an object with request and response, or None")
         return found
 
-    def _mask(self, value: Any) -> Any:
+    def mask(self, value: Any) -> Any:
         """Returns plain data without known forms of keys, and with what the patterns find replaced."""
         if isinstance(value, str):
             value = redact_known_forms(value)
@@ -318,8 +349,8 @@ class RecordWriter:
             return value
         if isinstance(value, dict):
             is_tool = value.get("type") == "mcp" or "server_url" in value or "authorization_token" in value
-            return {key: self._mask(each) for key, each in value.items() if not (is_tool and key in _SECRET_FIELDS)}
-        return [self._mask(each) for each in value] if isinstance(value, list) else value
+            return {key: self.mask(each) for key, each in value.items() if not (is_tool and key in _SECRET_FIELDS)}
+        return [self.mask(each) for each in value] if isinstance(value, list) else value
 
     def _find_conversation(self, request: Mapping[str, Any]) -> str:
         """Returns the conversation of a request.

@@ -40,6 +40,7 @@ AROUND = {
     "exports",
     "graders",
     "improvement",
+    "learning",
     "protocols",
     "redteam",
     "routing",
@@ -56,6 +57,7 @@ NESTED = {
 }
 """Folders of a core package that stand around it."""
 HOSTS = {
+    "learning": {"serving", "traces"},
     "protocols": {"serving"},
     "serving": {"routing"},
     "traces": {"routing"},
@@ -256,9 +258,9 @@ def test_a_line_that_unpickles_is_found(tmp_path, line):
 
 SOURCE = Path(reinforge.__file__).parent
 JOURNAL = SOURCE / "runs" / "journal"
-OTHERS = {Path("traces/store.py"), Path("runs/removal.py")}
+OTHERS = {Path("traces/store.py"), Path("runs/removal.py"), Path("learning/store.py")}
 OTHERS |= {Path("protocols/openai/server") / name for name in ("file_store.py", "store.py")}
-"""Modules with a database of their own: of the records of a trace, of the trial of a folder, of the server."""
+"""Modules with a database of their own: of the records of a trace, the trial of a folder, chats, the server."""
 
 SQL = re.compile(
     r"\b(SELECT .+ FROM|INSERT (OR|INTO)|UPDATE \w+ SET|DELETE FROM|PRAGMA \w+|CREATE TABLE|ALTER TABLE)\b"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import zlib
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -175,9 +175,8 @@ def _parse_reply(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
 def dump_tokens(tokens: TokenLogprobs) -> dict[str, Any]:
     """Returns the exact tokens of one reply, ready for JSON, without their texts and without other likely tokens."""
     supports = None if tokens.supports is None else _dump_supports(tokens.supports)
-    dumped = asdict(replace(tokens, texts=(), supports=None, top_logprobs=()))
-    del dumped["top_logprobs"]
-    return {**dumped, "supports": supports}
+    dumped = {each.name: getattr(tokens, each.name) for each in fields(tokens) if each.name != "top_logprobs"}
+    return {**dumped, "prompt_token_ids": tuple(tokens.prompt_token_ids), "texts": (), "supports": supports}
 
 
 def parse_tokens(data: dict[str, Any]) -> TokenLogprobs:

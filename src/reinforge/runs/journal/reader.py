@@ -293,7 +293,7 @@ def _parse_job(row: dict[str, Any]) -> JobRow:
 def open_for_reading(database: Path) -> Iterator[sqlite3.Connection]:
     """Opens a journal without changing it."""
     # a folder that may not be written, such as an archive: without a write-ahead log beside it, the file is complete
-    is_archive = not os.access(database.parent, os.W_OK) and not database.with_name(f"{JOURNAL}-wal").exists()
+    is_archive = not os.access(database.parent, os.W_OK) and not database.with_name(f"{database.name}-wal").exists()
     uri = database.absolute().as_uri()
     connection = sqlite3.connect(f"{uri}?{'immutable=1' if is_archive else 'mode=ro'}", uri=True)
     try:

@@ -24,10 +24,10 @@ Work = Callable[[sqlite3.Connection], Any]
 
 
 class JournalWriter:
-    """Writes to one database, in the order of the calls; every commit is synced to disk."""
+    """Writes to one database, whose tables `create` makes, in the order of the calls; commits are synced to disk."""
 
-    def __init__(self, database: Path):
-        self.database = database
+    def __init__(self, database: Path, create: Callable[..., None] = create_tables):
+        self.database, self._create = database, create
         self._queue: queue.SimpleQueue[Work | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
@@ -70,7 +70,7 @@ class JournalWriter:
             db = sqlite3.connect(self.database, isolation_level=None)
             db.execute("PRAGMA synchronous = FULL")
             try:
-                create_tables(db, self.database)
+                self._create(db, self.database)
                 db.execute("PRAGMA journal_mode = WAL")  # not before: a journal of another format stays unchanged
                 while self._write_group(db, waiting):
                     pass

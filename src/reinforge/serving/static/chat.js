@@ -77,6 +77,30 @@ function addTokens(body, content) {
   }
 }
 
+async function rate(id, button) {
+  const body = JSON.stringify({ id, thumb: button.value, source: "chat page" });
+  try {
+    const options = { method: "POST", headers: { "content-type": "application/json" }, body };
+    const response = await fetch("/v1/feedback", options);
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    for (const each of button.parentElement.children) each.setAttribute("aria-pressed", String(each === button));
+  } catch (error) {
+    say(`The reply cannot be rated: ${error.message}`);
+  }
+}
+
+function addThumbs(article, id) {
+  const thumbs = document.createElement("div");
+  thumbs.className = "thumbs";
+  for (const [value, text] of [["up", "👍 Good"], ["down", "👎 Bad"]]) {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", value, textContent: text });
+    button.addEventListener("click", () => rate(id, button));
+    thumbs.append(button);
+  }
+  article.append(thumbs);
+}
+
 function addDelta(shown, choice, asTokens) {
   const delta = choice.delta;
   if (delta.reasoning_content) {
@@ -125,13 +149,16 @@ async function ask(side, asked, replies) {
   const shown = show(replies, "assistant", model.endsWith(BASE) ? `${model} (base model)` : model, "");
   const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
   let reply = "";
+  let id = null;
   try {
     const response = await fetch("/v1/chat/completions", { ...options, signal: running.signal });
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const event of readEvents(response)) {
       if (event.error) throw new Error(event.error.message);
+      id = event.id;
       for (const choice of event.choices) reply += addDelta(shown, choice, asTokens);
     }
+    if (id && "feedback" in document.body.dataset) addThumbs(shown.article, id);
   } finally {
     if (reply) messages.push(asked, { role: "assistant", content: reply });
     else if (!shown.reasoning) shown.article.remove();

@@ -1,0 +1,66 @@
+"""`reinforge learn`: what a server with `--learn` has kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from reinforge.cli.exits import Command
+from reinforge.cli.options import JSON, OUTPUT, option, parse_output_file
+from reinforge.cli.output import say, say_json, without_secrets
+
+USES = ("all", "sft", "kto", "dpo")
+
+
+@click.group("learn")
+def command() -> None:
+    """Train on the chats that `reinforge serve --learn` keeps.
+
+    \b
+    Example:
+      reinforge learn export .reinforge/serve --use kto --output rows.jsonl
+    """
+
+
+@command.command("export", cls=Command)
+@click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@option("output", metavar="FILE", required=True, callback=parse_output_file, group=OUTPUT, help="JSONL file to write.")
+@option(
+    "use",
+    type=click.Choice(USES),
+    default="all",
+    help="all: every chat, with its ratings; sft: good replies and corrections; kto: replies with a thumb; dpo: "
+    "corrections against the replies that they correct.",
+)
+@option(
+    "version",
+    metavar="NAME",
+    help="Version that is trained on these rows; the server then lists it when a person's chats are deleted.",
+)
+@option("overwrite", is_flag=True, group=OUTPUT, help="Replace the output file.")
+@JSON
+def export_command(folder: Path, output: Path, use: str, version: str | None, overwrite: bool, as_json: bool) -> None:
+    """Write the chats of a server as rows to train on.
+
+    FOLDER is the --data_dir of the server, which may be running.
+
+    \b
+    Example:
+      reinforge learn export .reinforge/serve --use kto --output rows.jsonl --version support@7
+      reinforge finetune run.yml --dataset rows.jsonl
+    """
+    from reinforge.learning.export import export_rows
+    from reinforge.learning.store import STORE
+
+    if output.exists() and not overwrite:
+        raise click.UsageError(f"{output} exists already; add --overwrite to replace it")
+    if not (folder / STORE).is_file():
+        raise click.UsageError(f"{folder} has no {STORE}: pass the --data_dir of a server that runs with --learn")
+    report = export_rows(folder / STORE, output, use, version)
+    if as_json:
+        say_json(without_secrets(report.as_dict()))
+        return
+    for line in report.format_lines():
+        say(line)
+    say(f"next: reinforge data validate {output}")

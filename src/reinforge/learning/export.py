@@ -1,0 +1,77 @@
+"""Rows to train on, from a store: its chats and what is said of them, as records that `reinforge data import` reads.
+
+all   every chat, with its thumbs and scores
+sft   replies with a thumb up, and corrections in place of the replies that they correct
+kto   replies with a thumb up or down
+dpo   corrections against the replies that they correct
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from reinforge.errors import ConfigError
+from reinforge.files import open_private, storage_boundary
+from reinforge.learning.store import LearningStore, StoredChat, read_chats
+from reinforge.traces.entries import Exchange
+from reinforge.traces.importer import ImportOptions, import_traces
+from reinforge.traces.litellm import LiteLLM
+from reinforge.traces.report import ImportReport
+
+
+def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
+    """Yields the records of one chat; none if it has nothing for this use."""
+    correction = chat.correction
+    if use == "dpo" or (use == "sft" and correction is not None):
+        exchange = next(iter(LiteLLM().read(chat.record)))
+        assert isinstance(exchange, Exchange)
+        prompt, reply = exchange.messages[: exchange.num_context], exchange.messages[exchange.num_context :]
+        head = {"id": chat.id, "conversation_id": chat.conversation, "prompt": prompt, "tools": exchange.tools}
+        said = {"role": "assistant", "content": correction}
+        if use == "sft":
+            yield {**head, "completion": said, "thumbs": True}
+        elif correction is not None and correction != reply[-1].get("content"):
+            yield {**head, "chosen": [said], "rejected": reply}
+        return
+    if (use == "sft" and chat.labels != {True}) or (use == "kto" and len(chat.labels) != 1):
+        return
+    yield chat.record
+    for opinion in chat.opinions.values():
+        found = {name: opinion[field] for field, name in (("label", "thumbs"), ("score", "score")) if field in opinion}
+        if found:
+            yield {"id": chat.id, **found}
+
+
+def export_rows(database: Path, output: Path, use: str, version: str | None = None) -> ImportReport:
+    """Writes the rows of a store, and returns what was written.
+
+    Args:
+        use: all, sft, kto or dpo.
+        version: Name of the model version that is trained on them, kept in the store; None: not known yet.
+    """
+    used = list[tuple[str, str]]()
+    with (
+        storage_boundary(output),
+        tempfile.TemporaryDirectory(prefix=".export-", dir=output.absolute().parent) as folder,
+    ):
+        records = Path(folder) / "chats.jsonl"
+        with open(records, "w", encoding="utf-8", opener=open_private) as file:
+            for chat in read_chats(database):
+                for number, record in enumerate(build_records(chat, use)):
+                    file.write(json.dumps(record) + "\n")
+                    if not number:
+                        used.append((chat.key, chat.id))
+        if not used:
+            raise ConfigError(f"no chat in {database} can be used for {use}; `--use all` takes every chat")
+        report = import_traces([records], output, ImportOptions())
+    if version is not None:
+        store = LearningStore(database)
+        try:
+            store.record_training(version, used)
+        finally:
+            store.close()
+    return report

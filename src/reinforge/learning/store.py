@@ -1,0 +1,305 @@
+"""The store of `reinforge serve --learn`: chats, feedback, and which versions were trained on which chats.
+
+    chats      one reply of the server: the request without the user's id, the reply, its exact tokens, model, version
+    feedback   what one source said of a chat, or of the chats of a session so far; rows are only added
+    trainings  version -> chats
+    removals   version -> people whose chats it was trained on and were removed since
+
+Ids of users and sessions are kept as hashes (`make_alias`). One thread writes (`JournalWriter`), and what it has
+acknowledged is synced to disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import zstandard
+
+from reinforge.bounded import encode_any, load_json
+from reinforge.errors import ConfigError, StorageError, boundary
+from reinforge.files import to_json
+from reinforge.learning.feedback import Feedback, Opinion
+from reinforge.limits import get_limits
+from reinforge.runs.journal.episode_json import parse_tokens
+from reinforge.runs.journal.reader import open_for_reading
+from reinforge.runs.journal.writer import JournalWriter
+from reinforge.serving.routes import ApiError
+from reinforge.types.request import TokenLogprobs
+
+STORE = "learn.sqlite"
+FORMAT = 1
+CHAT, SESSION = "chat", "session"
+_SCHEMA = """
+CREATE TABLE chats (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, id TEXT NOT NULL, conversation TEXT NOT NULL, user TEXT,
+    model TEXT NOT NULL, version INTEGER, started_s REAL NOT NULL, data BLOB NOT NULL, UNIQUE (key, id));
+CREATE INDEX chats_by_conversation ON chats (key, conversation);
+CREATE INDEX chats_by_user ON chats (key, user);
+CREATE TABLE feedback (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, level TEXT NOT NULL, target TEXT NOT NULL,
+    until INTEGER NOT NULL, source TEXT NOT NULL, data TEXT NOT NULL, request_key TEXT, digest TEXT NOT NULL,
+    at_s REAL NOT NULL, UNIQUE (key, request_key));
+CREATE INDEX feedback_by_target ON feedback (key, level, target);
+CREATE TABLE trainings (version TEXT NOT NULL, key TEXT NOT NULL, chat TEXT NOT NULL, PRIMARY KEY (key, chat, version));
+CREATE TABLE removals (version TEXT NOT NULL, key TEXT NOT NULL, user TEXT NOT NULL, PRIMARY KEY (key, user, version));
+"""
+MAX_FEEDBACK = 100
+"""Most feedback on one chat or one session, so that a client cannot fill the disk."""
+T = TypeVar("T")
+
+
+def make_alias(key: str, kind: str, name: str) -> str:
+    """Returns what the store calls a user or a session of the clients with an API key."""
+    return hashlib.sha256(encode_any(f"{key}\0{kind}\0{name}")).hexdigest()[:32]
+
+
+def create_tables(db: sqlite3.Connection, database: Path) -> None:
+    """Makes the tables of an empty store; what is deleted from it is overwritten."""
+    db.execute("PRAGMA secure_delete = ON")
+    db.execute("PRAGMA busy_timeout = 60000")  # `reinforge learn export` writes, too, for a moment
+    (found,) = db.execute("PRAGMA user_version").fetchone()
+    if found == 0:
+        db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {FORMAT}; COMMIT;")
+    elif found != FORMAT:
+        raise ConfigError(
+            f"{database} has format {found}, and this reinforge reads format {FORMAT}: use another folder"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChat:
+    """A chat with what is said of it now.
+
+    Attributes:
+        record: In the form of LiteLLM's logs.
+        tokens: The exact tokens of the reply; None: what was removed from the texts is not in them either.
+        opinions: By source; that of the chat before that of its session, field by field.
+    """
+
+    key: str
+    id: str
+    conversation: str
+    model: str
+    version: int | None
+    record: dict[str, Any]
+    tokens: TokenLogprobs | None
+    opinions: dict[str, Opinion]
+
+    @property
+    def labels(self) -> set[bool]:
+        return {each["label"] for each in self.opinions.values() if "label" in each}
+
+    @property
+    def correction(self) -> str | None:
+        """The newest one."""
+        return next((each["correction"] for each in reversed(self.opinions.values()) if "correction" in each), None)
+
+
+class LearningStore:
+    """The store that this process writes to. Methods block until what they do is on disk, but for `add_chat`."""
+
+    def __init__(self, database: Path):
+        self.database, self.num_bytes = database, 0
+        self._writer = JournalWriter(database, create_tables)
+        self.run(self._measure)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Returns what work on the database returns, once it is on disk; its exceptions must come before it writes.
+
+        Raises:
+            StorageError: It, or what came before it, cannot be written; nothing more is.
+        """
+        found = Future[T]()
+
+        def carry(db: sqlite3.Connection) -> None:
+            try:
+                found.set_result(work(db))
+            except sqlite3.Error:
+                raise
+            except Exception as error:  # noqa: BLE001  raised below, where it belongs
+                found.set_exception(error)
+
+        self._writer.put(carry)
+        self._writer.flush()
+        return found.result()
+
+    def add_chat(self, row: Mapping[str, Any], record: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> None:
+        """Queues a chat; `row` has the columns but `data`, `tokens` what `dump_tokens` returns."""
+        text = to_json({"record": record, "tokens": tokens})
+        values = {**row, "data": zstandard.ZstdCompressor(level=3).compress(text.encode())}
+        names = ", ".join(values)
+        query = f"INSERT OR IGNORE INTO chats ({names}) VALUES ({', '.join(f':{name}' for name in values)})"
+
+        def insert(db: sqlite3.Connection) -> None:
+            db.execute(query, values)
+            self._measure(db)
+
+        self._writer.put(insert)
+
+    def _measure(self, db: sqlite3.Connection) -> None:
+        used, free, size = (db.execute(f"PRAGMA {each}").fetchone()[0] for each in _SIZES)
+        self.num_bytes = (used - free) * size
+
+    def add_feedback(self, key: str, given: Feedback, opinion: Opinion, max_bytes: float) -> dict[str, Any]:
+        """Keeps feedback of the clients with an API key, and returns the answer to them.
+
+        Args:
+            opinion: What of `given.opinion` may be kept.
+            max_bytes: Size of the store from which on nothing is kept.
+
+        Raises:
+            ApiError: The chat is unknown, or the feedback is refused; nothing has changed.
+        """
+        level, name, column = (CHAT, given.id, "id") if given.id else (SESSION, given.session_id, "conversation")
+        target = str(name) if level == CHAT else make_alias(key, "session", str(name))
+        data, whose = to_json(opinion), (key, level, target)
+        digest = hashlib.sha256(to_json([*whose, given.source, data]).encode()).hexdigest()
+
+        def add(db: sqlite3.Connection) -> dict[str, Any]:
+            query = "SELECT seq, digest FROM feedback WHERE key = ? AND request_key = ?"
+            if (known := db.execute(query, (key, given.key)).fetchone()) is not None:
+                if known[1] != digest:
+                    message = f"other feedback was sent with the key {given.key!r}; send a new key"
+                    raise ApiError(409, message, param="key", code="idempotency_key_reused")
+                return _answer(known[0], is_new=False)
+            query = f"SELECT max(seq) FROM chats WHERE key = ? AND {column} = ?"
+            (until,) = db.execute(query, (key, target)).fetchone()
+            if until is None:
+                message = (
+                    f"no {level} {name!r} is kept for this API key: it is unknown, was not recorded, or was deleted"
+                )
+                raise ApiError(404, message, param="id" if level == CHAT else "session_id", code="chat_not_found")
+            query = "SELECT count(*), max(seq) FROM feedback WHERE key = ? AND level = ? AND target = ?"
+            count, newest = db.execute(query, whose).fetchone()
+            now = read_opinions(db, *whose, until).get(given.source)
+            if given.key is None and now is not None and now | opinion == now:
+                return _answer(newest, is_new=False)
+            if count >= MAX_FEEDBACK:
+                message = f"this {level} has {count} times feedback, which is the limit"
+                raise ApiError(409, message, code="too_much_feedback")
+            if self.num_bytes >= max_bytes:
+                raise ApiError(507, "the store is full; nothing was kept", code="store_full")
+            row = (*whose, until, given.source, data, given.key, digest, time.time())
+            names = "key, level, target, until, source, data, request_key, digest, at_s"
+            added = db.execute(f"INSERT INTO feedback ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._measure(db)
+            return _answer(added.lastrowid, is_new=True)
+
+        return self.run(add)
+
+    def remove_before(self, started_s: float) -> None:
+        """Deletes older chats and what is said of them."""
+
+        def remove(db: sqlite3.Connection) -> int:
+            count = db.execute("DELETE FROM chats WHERE started_s < ?", (started_s,)).rowcount
+            _remove_orphans(db)
+            self._measure(db)
+            return count
+
+        if self.run(remove):
+            self._empty_log()
+
+    def remove_user(self, key: str, user: str) -> dict[str, Any]:
+        """Deletes the conversations of a person and what is said of them.
+
+        Returns:
+            `chats`, `feedback`: how many were deleted; `versions`: those that were trained on any of them, also on ones
+            that were deleted by an earlier call.
+        """
+        whose = (key, user)
+
+        def remove(db: sqlite3.Connection) -> dict[str, Any]:
+            theirs = "key = ?1 AND conversation IN (SELECT conversation FROM chats WHERE key = ?1 AND user = ?2)"
+            db.execute(
+                "INSERT OR IGNORE INTO removals SELECT DISTINCT version, ?1, ?2 FROM trainings WHERE key = ?1 AND "
+                f"chat IN (SELECT id FROM chats WHERE {theirs})",
+                whose,
+            )
+            num_chats = db.execute(f"DELETE FROM chats WHERE {theirs}", whose).rowcount
+            num_feedback = _remove_orphans(db)
+            self._measure(db)
+            query = "SELECT version FROM removals WHERE key = ? AND user = ? ORDER BY version"
+            versions = [version for (version,) in db.execute(query, whose)]
+            return {"chats": num_chats, "feedback": num_feedback, "versions": versions}
+
+        found = self.run(remove)
+        self._empty_log()
+        return found
+
+    def record_training(self, version: str, chats: Sequence[tuple[str, str]]) -> None:
+        """Records the keys and ids of the chats that a version is trained on."""
+        rows = [(version, *chat) for chat in chats]
+        self.run(lambda db: db.executemany("INSERT OR IGNORE INTO trainings VALUES (?, ?, ?)", rows))
+
+    def count(self, key: str) -> dict[str, int]:
+        def count(db: sqlite3.Connection) -> dict[str, int]:
+            return {
+                table: db.execute(f"SELECT count(*) FROM {table} WHERE key = ?", (key,)).fetchone()[0]
+                for table in ("chats", "feedback")
+            }
+
+        return self.run(count)
+
+    def _empty_log(self) -> None:
+        """Moves the write-ahead log into the file, so that the log holds nothing that was deleted; not during reads."""
+        with contextlib.closing(sqlite3.connect(self.database)) as db, contextlib.suppress(sqlite3.OperationalError):
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+_SIZES = ("page_count", "freelist_count", "page_size")
+
+
+def _answer(seq: int | None, *, is_new: bool) -> dict[str, Any]:
+    return {"id": f"feedback-{seq}", "object": "feedback", "is_new": is_new}
+
+
+def _remove_orphans(db: sqlite3.Connection) -> int:
+    """Deletes feedback on chats and sessions that are gone; returns how much."""
+    return db.execute(
+        f"DELETE FROM feedback WHERE (level = '{CHAT}' AND (key, target) NOT IN (SELECT key, id FROM chats)) OR "
+        f"(level = '{SESSION}' AND (key, target) NOT IN (SELECT key, conversation FROM chats))"
+    ).rowcount
+
+
+def read_opinions(db: sqlite3.Connection, key: str, level: str, target: str, seq: int) -> dict[str, Opinion]:
+    """Returns what each source says now of a chat, or of a session that had the chat with number `seq`.
+
+    {"label": True}, {"comment": "late"}, {"label": None}  =>  {"label": None, "comment": "late"}
+    """
+    opinions: dict[str, Opinion] = {}
+    query = "SELECT source, data FROM feedback WHERE key = ? AND level = ? AND target = ? AND until >= ? ORDER BY seq"
+    for source, data in db.execute(query, (key, level, target, seq)):
+        opinions[source] = opinions.pop(source, {}) | json.loads(data)  # the newest source last
+    return opinions
+
+
+def read_chats(database: Path) -> Iterator[StoredChat]:
+    """Yields the chats of a store in their order; a server may write to it at the same time."""
+    with boundary(StorageError, f"cannot read {database}"), open_for_reading(database) as db:
+        (found,) = db.execute("PRAGMA user_version").fetchone()
+        if found != FORMAT:
+            raise ConfigError(f"{database} is not a store of `reinforge serve --learn` (format {found})")
+        rows = db.execute("SELECT seq, key, id, conversation, model, version, data FROM chats ORDER BY seq")
+        for seq, key, id_, conversation, model, version, packed in rows:
+            text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=8 * get_limits().episode_chars)
+            data = load_json(text)
+            of_session = read_opinions(db, key, SESSION, conversation, seq)
+            of_chat = read_opinions(db, key, CHAT, id_, seq)
+            opinions = {}
+            for source in (*(each for each in of_session if each not in of_chat), *of_chat):
+                merged = of_session.get(source, {}) | of_chat.get(source, {})
+                opinions[source] = {name: value for name, value in merged.items() if value is not None}
+            tokens = None if data["tokens"] is None else parse_tokens(data["tokens"])
+            yield StoredChat(key, id_, conversation, model, version, data["record"], tokens, opinions)
