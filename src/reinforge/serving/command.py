@@ -20,6 +20,8 @@ from reinforge.registry import load_named
 
 if TYPE_CHECKING:
     from reinforge.serving.app import ServeApp
+    from reinforge.serving.live_versions import LiveVersions
+    from reinforge.serving.loading import ModelLoader
     from reinforge.serving.models import ServedModels
     from reinforge.serving.recording import Recorder
 
@@ -170,7 +172,8 @@ def command(models: tuple[str, ...], output_dir: str, **options: Any) -> None:
     """Serve models to any client of OpenAI's or Anthropic's API, and to a chat page in the browser.
 
     Each MODEL|RUN is a run (`last`: the newest), a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or
-    bundled:NAME. LoRA adapters of one base model share its memory and are sampled in one batch.
+    bundled:NAME. LoRA adapters of one base model share its memory and are sampled in one batch. A folder of versions
+    answers to NAME, NAME@7 and NAME@candidate, and follows `reinforge rollback NAME`.
 
     With --upstream, the server passes requests to a large model and its replies back, and --record keeps them.
 
@@ -265,9 +268,11 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     settings = ServeOptions(**named, serves_versions=options["versions"], compares=options["compare"])
     loader = ModelLoader(served, settings)
     host = TrainingHost(served, loader, settings)
+    versions = _find_versions(sources, served, loader)
     lock = lock_folder(settings.data_dir.absolute()) if any(options[name] for name in PROTOCOLS) else None
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     features += [loader.questions] if options["compare"] else []
+    features += versions.values()
     stack = contextlib.ExitStack()
     further = _build_fallback(served, options, stack.enter_context(_open_recorder(options)))
     app = ServeApp(served, features, token=token, **_read_access(options), **further)
@@ -278,7 +283,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
             if not options["tinker"]:  # Tinker's part loads its model itself
                 with open_progress() as progress:
                     progress.stage(None, "LOAD", None)
-                    await loader.open(source)
+                    await (versions[source].open() if source in versions else loader.open(source))
         async with app:
             _say_address(app, options)
             if options["art"]:
@@ -294,6 +299,15 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
         if lock is not None:
             lock.release()
         stack.close()
+
+
+def _find_versions(sources: tuple[str, ...], served: ServedModels, loader: ModelLoader) -> dict[str, LiveVersions]:
+    """Returns what serves each source that is a folder of versions."""
+    from reinforge.serving.live_versions import LiveVersions
+    from reinforge.serving.version_folder import VersionFolder, is_version_folder
+
+    found = [source for source in sources if is_version_folder(Path(source).expanduser())]
+    return {source: LiveVersions(VersionFolder(Path(source)), served, loader) for source in found}
 
 
 def _build_fallback(served: ServedModels, options: dict[str, Any], recorder: Recorder | None) -> dict[str, Any]:
