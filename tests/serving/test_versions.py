@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import signal
@@ -71,7 +72,7 @@ def test_each_change_is_in_the_log_with_who_why_and_evidence(folder):
 def test_rolling_back_goes_further_back_each_time(folder):
     assert folder.rollback().promoted == 2
     assert folder.rollback().promoted == 1
-    with pytest.raises(ConfigError, match="no version before 1.*--to 3"):
+    with pytest.raises(ConfigError, match=r"no version before 1\n.*--to 3"):
         folder.rollback()
     assert folder.rollback(3).promoted == 3
     assert folder.find_earlier() == 2
@@ -342,7 +343,6 @@ def test_a_server_follows_a_rollback_within_a_second_and_loses_no_request(server
     assert missing.status_code == 404
     assert "support@1, support@2, support@3" in missing.json()["error"]["message"]
     assert server.chat("support@3").json()["model"] == "support@3"
-    models = set()
     body = {"model": "support", "messages": says("the quick"), "max_tokens": 400, "stream": True, "temperature": 0}
     with (
         httpx.Client(base_url=server.url, timeout=60) as client,
@@ -350,13 +350,19 @@ def test_a_server_follows_a_rollback_within_a_second_and_loses_no_request(server
     ):
         lines = stream.iter_lines()
         first = next(lines)
+        command("rollback", support.folder)
+        wait_until(lambda: server.chat().json()["model"] == "support@1")
+        models = {json.loads(line[6:])["model"] for line in [first, *lines] if line.startswith("data: {")}
+    assert models == {"support@2"}, "a stream ends with the version that it began with"
+    times_s = []
+    for _ in range(4):
+        support.promote(2)
+        wait_until(lambda: server.chat().json()["model"] == "support@2")
         begun_s = time.monotonic()
         command("rollback", support.folder)
         wait_until(lambda: server.chat().json()["model"] == "support@1")
-        took_s = time.monotonic() - begun_s
-        models = {json.loads(line[6:])["model"] for line in [first, *lines] if line.startswith("data: {")}
-    assert models == {"support@2"}, "a stream ends with the version that it began with"
-    assert took_s < 2, "this machine may be busy: 1 s where it is not"
+        times_s.append(time.monotonic() - begun_s)
+    assert min(times_s) < 1, times_s  # the others may share the machine with other tests
 
 
 @pytest.mark.slow
@@ -373,14 +379,23 @@ def test_a_candidate_gets_its_share_over_http(server, support):
     assert answered["model"] == server.chat(user="0").json()["model"]
 
 
-@pytest.mark.slow
-def test_a_server_that_was_killed_comes_back_with_the_promoted_version(support):
+@pytest.mark.fault
+@pytest.mark.parametrize(("site", "version"), [("publish.before", 2), ("publish.mid", 1)])
+def test_a_server_and_a_rollback_that_were_killed_come_back_with_one_of_the_two_versions(support, site, version):
     server = Server(support.folder)
-    server.process.send_signal(signal.SIGKILL)
-    server.process.communicate()
-    support.rollback()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "reinforge", "rollback", str(support.folder)],
+            env={**os.environ, "REINFORGE_CRASH_AT": site},
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL
+        wait_until(lambda: server.chat().json()["model"] == f"support@{version}")
+    finally:
+        server.stop()
     again = Server(support.folder)
     try:
-        assert again.chat().json()["model"] == "support@1"
+        assert again.chat().json()["model"] == f"support@{version}"
+        assert support.read_log()[-1].action == ("rollback" if version == 1 else "promote")
     finally:
         again.stop()

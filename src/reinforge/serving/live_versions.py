@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -129,8 +129,9 @@ class LiveVersions(Feature):
         if result.outcome != "go on":
             evidence = {**result.as_dict(), "served": state.promoted, "rule": rule.model_dump()}
             log = {"by": COMPARISON, "reason": result.reason, "evidence": evidence, "seen": state}
-            change = partial(self.folder.promote, state.candidate) if result.outcome == "promote" else None
-            await asyncio.to_thread(partial(change or self.folder.stop_candidate, **log))
+            promote = partial(self.folder.promote, state.candidate)
+            change: Callable[..., Any] = promote if result.outcome == "promote" else self.folder.stop_candidate
+            await asyncio.to_thread(partial(change, **log))
         return result
 
     def _choose(self, conversation: str) -> ServedModel:
