@@ -1,6 +1,8 @@
 """A folder of versions: its changes and its log, and servers that follow it, in processes of their own."""
 
 import asyncio
+import contextlib
+import io
 import json
 import os
 import re
@@ -16,13 +18,14 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.errors import ConfigError
-from reinforge.evaluation.sequential import LiveTest
 from reinforge.files import append_line
+from reinforge.routing.live_comparison import LiveTest
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import LoadSettings, ModelLoader
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError
 from reinforge.serving.version_folder import VersionFolder, is_version_folder
+from tests.generated import DOCS
 from tests.serving.serving import says, start_command, wait_for
 from tests.serving.test_loading import save_adapter
 
@@ -141,6 +144,7 @@ def test_the_commands(tmp_path, model):
     found = run("versions", "support", *place).output
     assert re.search(r"^2 +promoted +\d{4}-.* chats$", found, re.MULTILINE)
     assert re.search(r"^3 +candidate \(25%\)", found, re.MULTILINE)
+    assert re.search(r"add 1 by user \S+: first$", found, re.MULTILINE)
     assert re.search(r"promote 2 by user \S+: better on refunds$", found, re.MULTILINE)
     done = run("rollback", "support", *place, "--to", 1, "--json")
     assert (json.loads(done.output)["before"], json.loads(done.output)["promoted"]) == (2, 1)
@@ -266,7 +270,7 @@ async def test_scores_promote_a_candidate_and_the_log_has_the_evidence(serving, 
         version = live.draw(conversation)
         assert await live.rate(conversation, f"user {number}", 5 - version, 0.0) is None, "it was not drawn"
         found = await live.rate(conversation, f"user {number}", version, float(version == 3))
-        if found is None or found.outcome != "go on":
+        if found is None or found.outcome != "continue":
             break
     assert found.outcome == "promote"
     assert support.read().promoted == 3
@@ -284,7 +288,7 @@ async def test_scores_stop_a_harmful_candidate(serving, support):
     for number in range(200):
         version = live.draw(f"s{number}")
         found = await live.rate(f"s{number}", f"user {number}", version, float(version == 2))
-        if found.outcome != "go on":
+        if found.outcome != "continue":
             break
     assert found.outcome == "harm"
     assert (support.read().promoted, support.read().candidate) == (2, None)
@@ -399,3 +403,11 @@ def test_a_server_and_a_rollback_that_were_killed_come_back_with_one_of_the_two_
         assert support.read_log()[-1].action == ("rollback" if version == 1 else "promote")
     finally:
         again.stop()
+
+
+def test_the_program_of_the_page_prints_what_stands_below_it():
+    page = (DOCS / "versions.md").read_text(encoding="utf-8")
+    ((program, printed),) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(program, {})
+    assert out.getvalue() == printed

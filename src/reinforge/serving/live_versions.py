@@ -23,9 +23,9 @@ from typing import Any
 from aiohttp import web
 
 from reinforge.errors import ConfigError, Problem, describe_error
-from reinforge.evaluation.sequential import LiveComparison, LiveResult, LiveTest
 from reinforge.files import find_damage
 from reinforge.interfaces import PolicyServer
+from reinforge.routing.live_comparison import LiveComparison, LiveResult, LiveTest
 from reinforge.serving.loading import ModelLoader
 from reinforge.serving.models import NAMES_SHOWN, OnDemandPolicy, ServedModel, ServedModels
 from reinforge.serving.routes import ApiError, Feature
@@ -126,7 +126,7 @@ class LiveVersions(Feature):
             self._comparison, self._compared = LiveComparison(rule), state.seed
         self._comparison.put(conversation, user, score, is_candidate=version == state.candidate)
         result = self._comparison.judge()
-        if result.outcome != "go on":
+        if result.outcome != "continue":
             evidence = {**result.as_dict(), "served": state.promoted, "rule": rule.model_dump()}
             log = {"by": COMPARISON, "reason": result.reason, "evidence": evidence, "seen": state}
             promote = partial(self.folder.promote, state.candidate)
@@ -185,8 +185,8 @@ class LiveVersions(Feature):
                 if state.promoted not in self._loaded:
                     async with self._loading:
                         await self._load(state.promoted)
-            except Exception as error:  # noqa: BLE001  whatever is in the folder, the server goes on
-                logger.error("%s@%d goes on answering: %s", self.name, self.state.promoted, describe_error(error))
+            except Exception as error:  # noqa: BLE001  whatever is in the folder, the server keeps running
+                logger.error("%s@%d keeps answering: %s", self.name, self.state.promoted, describe_error(error))
                 continue
             self._take(state)
             self._begin(self._load_others(state))

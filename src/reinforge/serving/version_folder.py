@@ -43,7 +43,7 @@ from reinforge.files import (
 STATE, LOG, VERSION, LOCK = "versions.json", "log.jsonl", "version.json", ".lock"
 DEFAULT_FOLDER = Path(".reinforge/versions")
 LOCK_S = 10.0
-DEFAULT_SHARE = 0.1
+DEFAULT_SHARE = 0.2
 
 Action = Literal["add", "promote", "rollback", "try", "stop"]
 
@@ -151,7 +151,7 @@ class VersionFolder:
         log = self.folder / LOG
         return read_lines(log) if log.is_file() else []
 
-    def add(self, model: Path, facts: Mapping[str, Any], *, by: str | None = None) -> int:
+    def add(self, model: Path, facts: Mapping[str, Any], *, by: str | None = None, reason: str = "") -> int:
         """Copies a model into the folder as its next version; the first one is promoted at once.
 
         Args:
@@ -171,7 +171,7 @@ class VersionFolder:
             with storage_boundary(self.path(number)):
                 write_folder(self.path(number), fill, version=number)
             state = self.read() if self.state_file.is_file() else VersionState(number)
-            self._commit(state, "add", number, by, f"from {model}", {})
+            self._commit(state, "add", number, by, reason or f"from {model}", {})
         return number
 
     def promote(

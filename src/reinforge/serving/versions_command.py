@@ -65,7 +65,7 @@ def command(
         raise click.UsageError("--add, --promote, --candidate and --stop_candidate exclude each other")
     if add is not None:
         folder = _find_or_choose(name, Path(versions_dir))
-        _add(folder, add, Path(output_dir), {"data": data, "card": card})
+        _add(folder, add, Path(output_dir), {"data": data, "card": card}, reason)
     else:
         folder = VersionFolder.find(name, Path(versions_dir))
     if promote is not None:
@@ -94,7 +94,7 @@ def _find_or_choose(name: str, versions_dir: Path) -> VersionFolder:
         return VersionFolder(Path(name) if is_path else versions_dir / name)
 
 
-def _add(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, Any]) -> None:
+def _add(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, Any], reason: str) -> None:
     from reinforge.runs.saved_model import find_model
     from reinforge.serving.loading import read_run_settings
 
@@ -104,7 +104,7 @@ def _add(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, 
         why = "has several adapters" if found.adapters else "is not a folder of this machine"
         raise ConfigError(Problem("--add", f"{found.path} {why}", "name a run or a folder with one model"))
     run = None if found.run is None else str(found.run.absolute())
-    folder.add(path.absolute(), {"run": run, "settings": read_run_settings(found), **facts})
+    folder.add(path.absolute(), {"run": run, "settings": read_run_settings(found), **facts}, reason=reason)
 
 
 def _describe(

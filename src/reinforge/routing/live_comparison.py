@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from reinforge.evaluation.statistics import Scores, format_interval
 
-LiveOutcome = Literal["promote", "harm", "futility", "go on"]
+LiveOutcome = Literal["promote", "harm", "futility", "continue"]
 
 
 class LiveTest(BaseModel):
@@ -179,4 +179,4 @@ class LiveComparison:
         if num_scores >= rule.max_conversations:
             return "futility", f"no decision within {rule.max_conversations:,} conversations"
         few = f"fewer than {rule.min_users} users of each version have a score"
-        return "go on", few if num_users < rule.min_users else "not decided"
+        return "continue", few if num_users < rule.min_users else "not decided"

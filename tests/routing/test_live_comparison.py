@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from reinforge.evaluation.sequential import LiveComparison, LiveTest, compute_interval, describe_user
+from reinforge.routing.live_comparison import LiveComparison, LiveTest, compute_interval, describe_user
 
-GO_ON, PROMOTE, HARM, FUTILITY = range(4)
+CONTINUE, PROMOTE, HARM, FUTILITY = range(4)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def simulate(world, runs, chats=4000, num_users=300, seed=0):
             continue
         _, low, high = compute_interval(sums[ready], rule.expected, rule.confidence)
         harm = compute_interval(sums[ready], rule.expected, rule.harm_confidence)[2] < 0
-        found = np.select([low > rule.margin, harm, high < rule.worthwhile], [PROMOTE, HARM, FUTILITY], GO_ON)
+        found = np.select([low > rule.margin, harm, high < rule.worthwhile], [PROMOTE, HARM, FUTILITY], CONTINUE)
         outcome[ready], decided_at[ready] = found, np.where(found, chat + 1, chats)
     return outcome, decided_at
 
@@ -106,7 +106,7 @@ def test_a_user_counts_once_for_each_version():
     found = comparison.judge()
     assert found.difference == pytest.approx(0.05)  # (1 + 9 * 0.5) / 10 - 0.5
     assert (found.num_users, found.num_conversations) == ((10, 9), (1009, 9))
-    assert found.outcome == "go on"
+    assert found.outcome == "continue"
     assert "fewer than 10 users" in found.reason
 
 
@@ -139,7 +139,7 @@ def test_a_large_difference_decides_soon(effect, outcome):
         is_candidate = bool(rng.random() < 0.5)
         score = float(rng.random() < 0.5 + effect * (is_candidate - 0.5))
         comparison.put(str(number), f"user {number % 300}", score, is_candidate=is_candidate)
-        if (found := comparison.judge()).outcome != "go on":
+        if (found := comparison.judge()).outcome != "continue":
             break
     assert found.outcome == outcome
     assert number < 400
@@ -149,7 +149,7 @@ def test_a_large_difference_decides_soon(effect, outcome):
 def test_what_is_not_decided_ends():
     comparison = LiveComparison(LiveTest(min_users=10, max_conversations=3))
     for number in range(3):
-        assert comparison.judge().outcome == "go on"
+        assert comparison.judge().outcome == "continue"
         comparison.put(str(number), "ann", 1.0, is_candidate=True)
     assert comparison.judge().outcome == "futility"
 
