@@ -17,12 +17,12 @@ CHANGE = """
 import sys
 from pathlib import Path
 from reinforge.serving import version_folder
-from reinforge.serving.version_folder import VersionFolder
+from reinforge.serving.version_folder import Cause, VersionFolder
 {mutation}
 folder = VersionFolder(Path(sys.argv[1]))
 print("ready", flush=True)
 while True:
-    folder.promote(2, evidence={{"scores": [0.5] * 5000}})
+    folder.promote(2, Cause(evidence={{"scores": [0.5] * 5000}}))
     folder.rollback()
     {add}
 """

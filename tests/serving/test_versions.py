@@ -24,7 +24,7 @@ from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import LoadSettings, ModelLoader
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError
-from reinforge.serving.version_folder import VersionFolder, is_version_folder
+from reinforge.serving.version_folder import Cause, VersionFolder, is_version_folder
 from tests.generated import DOCS
 from tests.serving.serving import says, start_command, wait_for
 from tests.serving.test_loading import save_adapter
@@ -63,8 +63,8 @@ def test_versions_are_whole_copies_with_their_origin(folder, model):
 
 
 def test_each_change_is_in_the_log_with_who_why_and_evidence(folder):
-    folder.try_candidate(1, 0.2, by="learn.yml", reason="trained on 200 chats")
-    folder.promote(1, by="comparison", reason="better", evidence={"difference": 0.1})
+    folder.try_candidate(1, 0.2, Cause("trained on 200 chats", "learn.yml"))
+    folder.promote(1, Cause("better", "comparison", {"difference": 0.1}))
     newest = folder.read_log()[-1]
     assert (newest.by, newest.reason, newest.evidence) == ("comparison", "better", {"difference": 0.1})
     added = [("add", 1, None), ("promote", 1, 1), ("add", 2, 1), ("promote", 2, 1), ("add", 3, 2), ("promote", 3, 2)]
@@ -75,7 +75,9 @@ def test_each_change_is_in_the_log_with_who_why_and_evidence(folder):
 def test_rolling_back_goes_further_back_each_time(folder):
     assert folder.rollback().promoted == 2
     assert folder.rollback().promoted == 1
-    with pytest.raises(ConfigError, match=r"no version before 1\n.*--to 3"):
+    with pytest.raises(
+        ConfigError, match=r"version 1 of support is the first that was promoted; pass --to N\n.*one of: 1, 2, 3"
+    ):
         folder.rollback()
     assert folder.rollback(3).promoted == 3
     assert folder.find_earlier() == 2
@@ -86,8 +88,8 @@ def test_a_change_of_the_promoted_version_ends_the_comparison(folder):
     assert (before.candidate, before.share, before.promoted) == (2, 0.3, 3)
     after = folder.rollback(1)
     assert (after.candidate, after.promoted) == (None, 1)
-    assert folder.promote(2, seen=before) == after, "a decision about what no longer holds changes nothing"
-    assert folder.stop_candidate(seen=before) == after
+    assert folder.promote(2, Cause(seen=before)) == after, "a decision about what no longer holds changes nothing"
+    assert folder.stop_candidate(Cause(seen=before)) == after
 
 
 def test_the_split_of_each_candidate_is_a_new_one(folder):

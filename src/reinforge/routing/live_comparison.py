@@ -21,7 +21,7 @@ information 1 / se^2, in which such estimates behave as sums of independent valu
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -65,9 +65,6 @@ class LiveResult:
     ci_high: float | None
     num_users: tuple[int, int]  # with a score of the candidate, of the served version
     num_conversations: tuple[int, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def describe_user(candidate: Scores, served: Scores) -> Scores:
@@ -156,14 +153,11 @@ class LiveComparison:
         if min(num_users) == 0:
             difference, low, high, measured = None, None, None, "no interval"
         else:
-            difference, low, high = (float(each[0]) for each in self._compute(rule.confidence))
+            difference, low, high = map(float, compute_interval(self._sums, rule.expected, rule.confidence))
             measured = format_interval(difference, low, high, signed=True)
         outcome, why = self._decide(low, high, min(num_users), sum(counts))
         reason = f"{why}: {measured}, by {num_users[0]} users of the candidate and {num_users[1]} of the served version"
         return LiveResult(outcome, reason, difference, low, high, num_users, counts)
-
-    def _compute(self, confidence: float) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        return compute_interval(self._sums[None], self.rule.expected, confidence)
 
     def _decide(
         self, low: float | None, high: float | None, num_users: int, num_scores: int
@@ -172,7 +166,7 @@ class LiveComparison:
         if num_users >= rule.min_users and low is not None and high is not None:
             if low > rule.margin:
                 return "promote", f"the candidate scores higher by more than {rule.margin:g}"
-            if float(self._compute(rule.harm_confidence)[2][0]) < 0:
+            if compute_interval(self._sums, rule.expected, rule.harm_confidence)[2] < 0:
                 return "harm", "the candidate scores lower"
             if high < rule.worthwhile:
                 return "futility", f"the candidate is not better by {rule.worthwhile:g}"

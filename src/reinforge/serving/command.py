@@ -20,8 +20,6 @@ from reinforge.registry import load_named
 
 if TYPE_CHECKING:
     from reinforge.serving.app import ServeApp
-    from reinforge.serving.live_versions import LiveVersions
-    from reinforge.serving.loading import ModelLoader
     from reinforge.serving.models import ServedModels
     from reinforge.serving.recording import Recorder
 
@@ -257,8 +255,10 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     from reinforge.runs.progress import open_progress
     from reinforge.serving.access import read_token
     from reinforge.serving.app import ServeApp
+    from reinforge.serving.live_versions import LiveVersions
     from reinforge.serving.loading import ModelLoader, ServeOptions, TrainingHost, lock_folder
     from reinforge.serving.models import ServedModels
+    from reinforge.serving.version_folder import VersionFolder, is_version_folder
 
     served = ServedModels()
     token = read_token(options["token_file"])
@@ -268,7 +268,8 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     settings = ServeOptions(**named, serves_versions=options["versions"], compares=options["compare"])
     loader = ModelLoader(served, settings)
     host = TrainingHost(served, loader, settings)
-    versions = _find_versions(sources, served, loader)
+    folders = [source for source in sources if is_version_folder(Path(source).expanduser())]
+    versions = {source: LiveVersions(VersionFolder(Path(source)), served, loader) for source in folders}
     lock = lock_folder(settings.data_dir.absolute()) if any(options[name] for name in PROTOCOLS) else None
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     features += [loader.questions] if options["compare"] else []
@@ -299,15 +300,6 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
         if lock is not None:
             lock.release()
         stack.close()
-
-
-def _find_versions(sources: tuple[str, ...], served: ServedModels, loader: ModelLoader) -> dict[str, LiveVersions]:
-    """Returns what serves each source that is a folder of versions."""
-    from reinforge.serving.live_versions import LiveVersions
-    from reinforge.serving.version_folder import VersionFolder, is_version_folder
-
-    found = [source for source in sources if is_version_folder(Path(source).expanduser())]
-    return {source: LiveVersions(VersionFolder(Path(source)), served, loader) for source in found}
 
 
 def _build_fallback(served: ServedModels, options: dict[str, Any], recorder: Recorder | None) -> dict[str, Any]:

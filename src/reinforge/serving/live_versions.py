@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from reinforge.routing.live_comparison import LiveComparison, LiveResult, LiveTe
 from reinforge.serving.loading import ModelLoader
 from reinforge.serving.models import NAMES_SHOWN, OnDemandPolicy, ServedModel, ServedModels
 from reinforge.serving.routes import ApiError, Feature
-from reinforge.serving.version_folder import VersionFolder, VersionState
+from reinforge.serving.version_folder import Cause, VersionFolder, VersionState
 from reinforge.types.seeding import stable_seed
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ _NUMBER = re.compile(r"[1-9]\d{0,8}", re.ASCII)
 class VersionPolicy(OnDemandPolicy):
     """A version that is in memory while a call needs it."""
 
-    def __init__(self, live: LiveVersions, number: int):
-        super().__init__(live.promoted.policy)
+    def __init__(self, base: PolicyServer, live: LiveVersions, number: int):
+        super().__init__(base)
         self._live, self._number = live, number
 
     def use(self) -> AbstractAsyncContextManager[PolicyServer]:
@@ -102,15 +102,12 @@ class LiveVersions(Feature):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    @property
-    def promoted(self) -> ServedModel:
-        return self._loaded[self.state.promoted]
-
     def draw(self, conversation: str) -> int:
         """Returns the version that answers a conversation; "": it has no name, and gets the promoted one."""
         state = self.state
-        is_drawn = bool(conversation) and stable_seed(state.seed, conversation) < state.share * 2**63
-        return state.promoted if state.candidate is None or not is_drawn else state.candidate
+        if state.candidate is None or not conversation:
+            return state.promoted
+        return state.candidate if stable_seed(state.seed, conversation) < state.share * 2**63 else state.promoted
 
     async def rate(self, conversation: str, user: str, version: int, score: float | None) -> LiveResult | None:
         """Takes the score of a conversation, in [0, 1]; None takes it back. Promotes or stops the candidate if decided.
@@ -127,11 +124,11 @@ class LiveVersions(Feature):
         self._comparison.put(conversation, user, score, is_candidate=version == state.candidate)
         result = self._comparison.judge()
         if result.outcome != "continue":
-            evidence = {**result.as_dict(), "served": state.promoted, "rule": rule.model_dump()}
-            log = {"by": COMPARISON, "reason": result.reason, "evidence": evidence, "seen": state}
-            promote = partial(self.folder.promote, state.candidate)
-            change: Callable[..., Any] = promote if result.outcome == "promote" else self.folder.stop_candidate
-            await asyncio.to_thread(partial(change, **log))
+            evidence = {**asdict(result), "served": state.promoted, "rule": rule.model_dump()}
+            cause = Cause(result.reason, COMPARISON, evidence, seen=state)
+            promotes = result.outcome == "promote"
+            change = partial(self.folder.promote, state.candidate) if promotes else self.folder.stop_candidate
+            await asyncio.to_thread(change, cause)
         return result
 
     def _choose(self, conversation: str) -> ServedModel:
@@ -150,7 +147,7 @@ class LiveVersions(Feature):
             listed = ", ".join(f"{self.name}@{each}" for each in numbers[-NAMES_SHOWN:])
             message = f"the model {self.name} {what}; this server has: {self.name}, {listed}"
             raise ApiError(404, message, param="model", code="model_not_found")
-        return ServedModel(f"{self.name}@{number}", VersionPolicy(self, number), self.name)
+        return ServedModel(f"{self.name}@{number}", VersionPolicy(self._choose("").policy, self, number), self.name)
 
     @asynccontextmanager
     async def hold(self, number: int) -> AsyncIterator[PolicyServer]:
@@ -193,11 +190,10 @@ class LiveVersions(Feature):
 
     def _look(self) -> tuple[int, int] | None:
         """Returns what changes with every replacement of the state; None: the file is missing."""
-        try:
+        with suppress(OSError):
             found = self.folder.state_file.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino
+            return found.st_mtime_ns, found.st_ino
+        return None
 
     def _take(self, state: VersionState) -> None:
         """Lets the versions of a state answer; a candidate that is not loaded yet does not."""

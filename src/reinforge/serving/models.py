@@ -119,10 +119,8 @@ class ServedModels:
         return (*self._splits, *self._models)
 
     def describe(self) -> list[dict[str, object]]:
-        """Returns all models, and names that several of them answer to, as new conversations find them now."""
-        chosen = [(name, choose("")) for name, choose in self._splits.items()]
-        shared = [ServedModel(name, model.policy, model.root, created_s=model.created_s) for name, model in chosen]
-        return [model.describe() for model in (*shared, *self._models.values())]
+        """Returns what there is under each name; several models may answer to one."""
+        return [self.find(name).describe() | {"id": name, "display_name": name} for name in self.names]
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._models.values()))
@@ -168,9 +166,9 @@ class ServedModels:
         Args:
             conversation: What tells conversations apart, for names that several models answer to; "": unknown.
         """
-        own = [each for each in self._models if each.partition("@")[0] not in self._splits]
-        if not name and len(self._splits) + len(own) == 1:
-            name = next(iter((*self._splits, *own)))
+        if not name:
+            own = [*self._splits, *(each for each in self._models if each.partition("@")[0] not in self._splits)]
+            name = own[0] if len(own) == 1 else name
         if (choose := self._splits.get(name)) is not None:
             return choose(conversation)
         if (model := self._models.get(name)) is not None:

@@ -10,7 +10,7 @@ import click
 from reinforge.cli.exits import Command
 from reinforge.cli.options import JSON, option
 from reinforge.cli.output import say, say_json
-from reinforge.serving.version_folder import DEFAULT_FOLDER, VersionFolder
+from reinforge.serving.version_folder import DEFAULT_FOLDER, Cause, VersionFolder
 
 VERSIONS_DIR = option(
     "versions_dir", metavar="FOLDER", default=str(DEFAULT_FOLDER), help="Folder in which NAME is looked for."
@@ -36,14 +36,11 @@ def command(name: str, to: int | None, reason: str, versions_dir: str, as_json: 
     """
     folder = VersionFolder.find(name, Path(versions_dir))
     before = folder.read().promoted
-    state = folder.rollback(to, reason=reason)
+    state = folder.rollback(to, Cause(reason))
     if as_json:
-        say_json({"name": folder.name, "before": before, **_describe(asdict(state))})
+        shown = {each: value for each, value in asdict(state).items() if each != "seed"}
+        say_json({"name": folder.name, "before": before, **shown})
         return
     say(f"{folder.name} is version {state.promoted} now, after {before}.")
     if to is None:
         say(f"To undo this: reinforge rollback {name} --to {before}")
-
-
-def _describe(state: dict[str, object]) -> dict[str, object]:
-    return {each: value for each, value in state.items() if each != "seed"}

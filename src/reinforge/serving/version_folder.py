@@ -28,7 +28,6 @@ from reinforge.files import (
     MANIFEST,
     PRIVATE_FILE,
     append_line,
-    find_json,
     make_private_folder,
     read_json_file,
     read_lines,
@@ -40,9 +39,11 @@ from reinforge.files import (
     write_json,
 )
 
-STATE, LOG, VERSION, LOCK = "versions.json", "log.jsonl", "version.json", ".lock"
+STATE, LOG, VERSION = "versions.json", "log.jsonl", "version.json"
+CHANGES, ADDS = ".lock", ".add.lock"
+"""Locks: a copy of a large model holds the second one, so that a rollback does not wait for it."""
 DEFAULT_FOLDER = Path(".reinforge/versions")
-LOCK_S = 10.0
+LOCK_S, NO_LIMIT = 10.0, -1
 DEFAULT_SHARE = 0.2
 
 Action = Literal["add", "promote", "rollback", "try", "stop"]
@@ -74,6 +75,19 @@ class VersionState:
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """Who or what changes a folder, and why."""
+
+    reason: str = ""
+    by: str = ""  # empty: the user of this process
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    seen: VersionState | None = None  # what it was decided on; if it no longer holds, nothing is changed
+
+    def holds(self, state: VersionState) -> bool:
+        return self.seen is None or replace(self.seen, event=None) == replace(state, event=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Version:
     """One version, and where it comes from."""
 
@@ -84,6 +98,9 @@ class Version:
     data: str | None = None  # what it was trained on
     card: str | None = None  # path of its model card
     settings: dict[str, Any] = field(default_factory=dict)  # how it is loaded: `max_model_len`, `dtype`, ...
+
+
+NO_CAUSE = Cause()
 
 
 def is_version_folder(path: Path) -> bool:
@@ -97,14 +114,17 @@ class VersionFolder:
         self.folder = folder.expanduser().absolute()
 
     @classmethod
-    def find(cls, name: str, versions_dir: Path = DEFAULT_FOLDER) -> VersionFolder:
-        """Returns the folder of a name or a path; a `ConfigError` if there is none."""
-        for folder in (Path(name).expanduser(), versions_dir.expanduser() / name):
+    def find(cls, name: str, versions_dir: Path = DEFAULT_FOLDER, *, creates: bool = False) -> VersionFolder:
+        """Returns the folder of a name or a path; a `ConfigError` if there is none, unless it is to be created."""
+        named = versions_dir.expanduser() / name
+        for folder in (Path(name).expanduser(), named):
             if is_version_folder(folder):
                 return cls(folder)
+        if creates:
+            return cls(named if Path(name).name == name else Path(name))
         known = sorted(path.parent.name for path in versions_dir.expanduser().glob(f"*/{STATE}"))
         message = f"there is no folder of versions named {name!r} here or in {versions_dir}"
-        fix = f"name one of {', '.join(known)}" if known else "make one: reinforge versions FOLDER --add RUN"
+        fix = f"name one of {', '.join(known)}" if known else "make one: reinforge versions NAME --add RUN"
         raise ConfigError(Problem("NAME", message, fix))
 
     @property
@@ -134,32 +154,32 @@ class VersionFolder:
             raise ConfigError(Problem("", message, fix)) from None
 
     def read_version(self, number: int) -> Version:
-        found = find_json(self.path(number) / VERSION)
         try:
-            return Version(**found)
-        except TypeError:
+            return Version(**read_json_file(self.path(number) / VERSION))
+        except (OSError, ValueError, TypeError):
             raise self._refuse(number, f"{VERSION} cannot be read") from None
 
     def read_log(self) -> list[Event]:
-        """Returns all events, the oldest first."""
+        """Returns all changes, the oldest first."""
         events = [Event(**row) for row in self._read_rows()]
         newest = self.read().event
-        is_missing = newest is not None and newest.number > (events[-1].number if events else 0)
-        return [*events, newest] if newest is not None and is_missing else events
+        is_whole = bool(events) and newest is not None and events[-1].number >= newest.number
+        return events if newest is None or is_whole else [*events, newest]
 
     def _read_rows(self) -> list[dict[str, Any]]:
         log = self.folder / LOG
         return read_lines(log) if log.is_file() else []
 
-    def add(self, model: Path, facts: Mapping[str, Any], *, by: str | None = None, reason: str = "") -> int:
+    def add(self, model: Path, facts: Mapping[str, Any], cause: Cause = NO_CAUSE) -> int:
         """Copies a model into the folder as its next version; the first one is promoted at once.
 
         Args:
             facts: Fields of `Version`: `run`, `data`, `card`, `settings`.
         """
         make_private_folder(self.folder)
-        with self._lock():
-            remove_leftovers(self.folder)
+        with self._lock(ADDS, NO_LIMIT):
+            with self._lock():
+                remove_leftovers(self.folder)
             number = max(self.numbers(), default=0) + 1
             version = Version(number, _now(), str(model), **facts)
             ignored = shutil.ignore_patterns("training", MANIFEST)
@@ -170,70 +190,44 @@ class VersionFolder:
 
             with storage_boundary(self.path(number)):
                 write_folder(self.path(number), fill, version=number)
-            state = self.read() if self.state_file.is_file() else VersionState(number)
-            self._commit(state, "add", number, by, reason or f"from {model}", {})
+            with self._lock():
+                state = self.read() if self.state_file.is_file() else VersionState(number)
+                self._commit(state, "add", number, cause, f"from {model}")
         return number
 
-    def promote(
-        self,
-        number: int,
-        *,
-        by: str | None = None,
-        reason: str = "",
-        evidence: Mapping[str, Any] | None = None,
-        seen: VersionState | None = None,
-    ) -> VersionState:
-        """Makes a version the one that answers, and ends the candidate's share, whose comparison was with another.
-
-        Args:
-            seen: What the decision was based on; if it no longer holds, nothing is changed. None: that does not matter.
-        """
+    def promote(self, number: int, cause: Cause = NO_CAUSE) -> VersionState:
+        """Makes a version the one that answers, and ends the candidate's share, whose comparison was with another."""
         with self._lock():
-            if seen is not None and not _is_same(seen, now := self.read()):
+            if cause.seen is not None and not cause.holds(now := self.read()):
                 return now
             self._check(number)
-            return self._commit(VersionState(number), "promote", number, by, reason, evidence or {})
+            return self._commit(VersionState(number), "promote", number, cause)
 
-    def rollback(self, to: int | None = None, *, by: str | None = None, reason: str = "") -> VersionState:
+    def rollback(self, to: int | None = None, cause: Cause = NO_CAUSE) -> VersionState:
         """Promotes an earlier version; None: the one before the current version was promoted."""
         with self._lock():
-            if (number := self.find_earlier() if to is None else to) is None:
-                promoted = self.read().promoted
-                others = [each for each in self.numbers() if each != promoted]
-                fix = f"name one: --to {others[-1]}" if others else "add another version first"
-                raise ConfigError(Problem("NAME", f"{self.name} had no version before {promoted}", fix))
+            if (number := to or self.find_earlier()) is None:
+                raise self._refuse(self.read().promoted, "is the first that was promoted; pass --to N")
             self._check(number)
-            return self._commit(VersionState(number), "rollback", number, by, reason, {})
+            return self._commit(VersionState(number), "rollback", number, cause)
 
-    def try_candidate(
-        self, number: int, share: float = DEFAULT_SHARE, *, by: str | None = None, reason: str = ""
-    ) -> VersionState:
-        """Gives a version a share of the conversations."""
+    def try_candidate(self, number: int, share: float = DEFAULT_SHARE, cause: Cause = NO_CAUSE) -> VersionState:
+        """Gives a version a share of the conversations, in (0, 1]."""
         with self._lock():
             self._check(number)
             state = self.read()
             if number == state.promoted:
                 raise self._refuse(number, "is promoted, so it cannot be its own candidate")
-            if not 0 < share <= 1:
-                raise ConfigError(Problem("--share", f"expected a share above 0 and at most 1, found {share:g}"))
             chosen = replace(state, candidate=number, share=share, seed=secrets.randbits(63))
-            return self._commit(chosen, "try", number, by, reason or f"{share:.0%} of the conversations", {})
+            return self._commit(chosen, "try", number, cause, f"{share:.0%} of the conversations")
 
-    def stop_candidate(
-        self,
-        *,
-        by: str | None = None,
-        reason: str = "",
-        evidence: Mapping[str, Any] | None = None,
-        seen: VersionState | None = None,
-    ) -> VersionState:
-        """Takes the share from the candidate; does nothing if there is none. `seen` is as for `promote`."""
+    def stop_candidate(self, cause: Cause = NO_CAUSE) -> VersionState:
+        """Takes the share from the candidate; does nothing if there is none."""
         with self._lock():
             state = self.read()
-            if state.candidate is None or (seen is not None and not _is_same(seen, state)):
+            if state.candidate is None or not cause.holds(state):
                 return state
-            chosen = VersionState(state.promoted)
-            return self._commit(chosen, "stop", state.candidate, by, reason, evidence or {})
+            return self._commit(VersionState(state.promoted), "stop", state.candidate, cause)
 
     def find_earlier(self) -> int | None:
         """Returns the version that was promoted before the current one was; None: there was none.
@@ -260,18 +254,15 @@ class VersionFolder:
         listed = ", ".join(map(str, self.numbers())) or "none"
         return ConfigError(Problem("", f"version {number} of {self.name} {why}", f"choose one of: {listed}"))
 
-    def _commit(
-        self, state: VersionState, action: Action, number: int, by: str | None, reason: str, evidence: Mapping[str, Any]
-    ) -> VersionState:
+    def _commit(self, state: VersionState, action: Action, number: int, cause: Cause, reason: str = "") -> VersionState:
         before = self.read() if self.state_file.is_file() else None
         if before is not None and before.event is not None:
             self._append(before.event)
             sync(self.folder / LOG)
         rows = self._read_rows()
-        by = f"user {getpass.getuser()}" if by is None else by
-        previous = None if before is None else before.promoted
-        count = rows[-1]["number"] + 1 if rows else 1
-        event = Event(count, _now(), action, number, previous, by, reason, dict(evidence))
+        by = cause.by or f"user {getpass.getuser()}"
+        previous, count = None if before is None else before.promoted, rows[-1]["number"] + 1 if rows else 1
+        event = Event(count, _now(), action, number, previous, by, cause.reason or reason, dict(cause.evidence))
         state = replace(state, event=event)
         crash_point("publish.before")
         write_json(self.state_file, asdict(state))
@@ -285,18 +276,14 @@ class VersionFolder:
             append_line(self.folder / LOG, asdict(event))
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self, name: str = CHANGES, timeout_s: float = LOCK_S) -> Iterator[None]:
         import filelock
 
         try:
-            with filelock.FileLock(self.folder / LOCK, timeout=LOCK_S, mode=PRIVATE_FILE):
+            with filelock.FileLock(self.folder / name, timeout=timeout_s, mode=PRIVATE_FILE):
                 yield
         except filelock.Timeout:
             raise StorageError(f"another process is changing {self.folder}; try again") from None
-
-
-def _is_same(one: VersionState, other: VersionState) -> bool:
-    return replace(one, event=None) == replace(other, event=None)
 
 
 def _now() -> str:

@@ -14,10 +14,9 @@ from reinforge.cli.options import JSON, OUTPUT_DIR, option
 from reinforge.cli.output import say, say_json, say_table
 from reinforge.errors import ConfigError, Problem
 from reinforge.serving.rollback_command import REASON, VERSIONS_DIR
-from reinforge.serving.version_folder import DEFAULT_SHARE, Event, Version, VersionFolder, VersionState
+from reinforge.serving.version_folder import DEFAULT_SHARE, Cause, Event, Version, VersionFolder, VersionState
 
-SHOWN = 10
-"""Newest events of the log that are printed; --json has all."""
+SHOWN = 10  # newest changes that are printed
 CHANGE = "Change"
 
 
@@ -36,20 +35,7 @@ CHANGE = "Change"
 @VERSIONS_DIR
 @OUTPUT_DIR
 @JSON
-def command(
-    name: str,
-    add: str | None,
-    data: str | None,
-    card: str | None,
-    promote: int | None,
-    candidate: int | None,
-    share: float,
-    stop_candidate: bool,
-    reason: str,
-    versions_dir: str,
-    output_dir: str,
-    as_json: bool,
-) -> None:
+def command(name: str, share: float, reason: str, versions_dir: str, as_json: bool, **options: Any) -> None:
     """List the versions of a served model and the log of its changes, or change which ones are served.
 
     NAME is the name of a folder in --versions_dir. A server of the folder follows every change at once.
@@ -60,20 +46,19 @@ def command(
       reinforge versions support --candidate 7 --share 0.2
       reinforge versions support --promote 7 --reason "better on refunds"
     """
-    changes = [add, promote, candidate, stop_candidate or None]
-    if sum(each is not None for each in changes) > 1:
+    add, promote, candidate, stops = (options[each] for each in ("add", "promote", "candidate", "stop_candidate"))
+    if sum(each is not None for each in (add, promote, candidate, stops or None)) > 1:
         raise click.UsageError("--add, --promote, --candidate and --stop_candidate exclude each other")
+    folder = VersionFolder.find(name, Path(versions_dir), creates=add is not None)
+    cause = Cause(reason)
     if add is not None:
-        folder = _find_or_choose(name, Path(versions_dir))
-        _add(folder, add, Path(output_dir), {"data": data, "card": card}, reason)
-    else:
-        folder = VersionFolder.find(name, Path(versions_dir))
-    if promote is not None:
-        folder.promote(promote, reason=reason)
+        _add(folder, add, Path(options["output_dir"]), {each: options[each] for each in ("data", "card")}, cause)
+    elif promote is not None:
+        folder.promote(promote, cause)
     elif candidate is not None:
-        folder.try_candidate(candidate, share, reason=reason)
-    elif stop_candidate:
-        folder.stop_candidate(reason=reason)
+        folder.try_candidate(candidate, share, cause)
+    elif stops:
+        folder.stop_candidate(cause)
     state, log = folder.read(), folder.read_log()
     versions = [folder.read_version(number) for number in folder.numbers()]
     if as_json:
@@ -86,15 +71,7 @@ def command(
         say(f"{event.at[:19]}  {event.action} {event.version} by {event.by}{why}")
 
 
-def _find_or_choose(name: str, versions_dir: Path) -> VersionFolder:
-    try:
-        return VersionFolder.find(name, versions_dir)
-    except ConfigError:
-        is_path = len(Path(name).parts) > 1 or name.startswith(("~", "."))
-        return VersionFolder(Path(name) if is_path else versions_dir / name)
-
-
-def _add(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, Any], reason: str) -> None:
+def _add(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, Any], cause: Cause) -> None:
     from reinforge.runs.saved_model import find_model
     from reinforge.serving.loading import read_run_settings
 
@@ -104,7 +81,7 @@ def _add(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, 
         why = "has several adapters" if found.adapters else "is not a folder of this machine"
         raise ConfigError(Problem("--add", f"{found.path} {why}", "name a run or a folder with one model"))
     run = None if found.run is None else str(found.run.absolute())
-    folder.add(path.absolute(), {"run": run, "settings": read_run_settings(found), **facts}, reason=reason)
+    folder.add(path.absolute(), {"run": run, "settings": read_run_settings(found), **facts}, cause)
 
 
 def _describe(
