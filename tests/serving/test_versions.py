@@ -185,7 +185,8 @@ async def serving(support):
     await live.start()
     yield live, models
     await live.close()
-    await loader.close()
+    await models.close()
+    assert loader._engines == {}, "every version is freed"
 
 
 def draw(live, count=400):

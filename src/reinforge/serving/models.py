@@ -195,5 +195,5 @@ class ServedModels:
             await model.close()
 
     async def close(self) -> None:
-        for name in self.names:
+        for name in list(self._models):
             await self.remove(name)
