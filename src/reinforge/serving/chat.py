@@ -99,11 +99,11 @@ def read_call(body: bytes, path: str, max_choices: int, max_tokens: int | None) 
 def find_conversation(asked: Mapping[str, Any]) -> str:
     """Returns what tells the conversation of a request apart; empty: it does not say.
 
-    It is `metadata.session_id`, else the user: `user` of OpenAI's APIs, `metadata.user_id` of Anthropic's.
+    It is `metadata.session_id`, else the user: `user` or `safety_identifier` of OpenAI, `metadata.user_id` of Anthropic.
     """
     metadata = asked.get("metadata")
     named = metadata if isinstance(metadata, Mapping) else {}
-    found = (named.get("session_id"), asked.get("user"), named.get("user_id"))
+    found = (named.get("session_id"), asked.get("user"), asked.get("safety_identifier"), named.get("user_id"))
     return next((each for each in found if isinstance(each, str) and each), "")
 
 
