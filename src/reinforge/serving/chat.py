@@ -99,7 +99,7 @@ def read_call(body: bytes, path: str, max_choices: int, max_tokens: int | None) 
 def find_conversation(asked: Mapping[str, Any]) -> str:
     """Returns what tells the conversation of a request apart; empty: it does not say.
 
-    It is `metadata.session_id`, else the user: `user` or `safety_identifier` of OpenAI, `metadata.user_id` of Anthropic.
+    It is `metadata.session_id`, else the user: OpenAI's `user` or `safety_identifier`, Anthropic's `metadata.user_id`.
     """
     metadata = asked.get("metadata")
     named = metadata if isinstance(metadata, Mapping) else {}
