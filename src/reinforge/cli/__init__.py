@@ -45,6 +45,8 @@ COMMANDS = {
     "reward": ("Judge", "cli.reward", "reward test run.yml", "Attack evaluators with answers worth nothing."),
     "chat": ("Serve", "cli.chat", "chat last", "Chat with the model of a run or of a folder."),
     "serve": ("Serve", "serving.command", "serve last", "Serve models over OpenAI's and Anthropic's APIs."),
+    "versions": ("Serve", "serving.versions_command", "versions support", "List, add, promote and try versions."),
+    "rollback": ("Serve", "serving.rollback_command", "rollback support", "Serve the version before the promoted one."),
     "export": ("Serve", "exports.command", "export last", "Write a model for transformers, vLLM, llama.cpp, Ollama."),
     "doctor": ("Maintain", "cli.doctor", "doctor", "Check the installation; a tiny model has to learn."),
     "env": ("Maintain", "cli.env", "env", "Print versions and machine for a bug report."),

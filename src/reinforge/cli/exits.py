@@ -16,10 +16,10 @@ from reinforge.cli.options import GroupedCommand, GroupedOption
 from reinforge.cli.output import say, say_as_is, say_json, without_secrets
 from reinforge.cli.process import leave
 from reinforge.errors import ConfigError, Interrupted, OutOfMemory, ReinforgeError
-from reinforge.runs.summary import SCREEN_ROWS, RunSummary
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
+    from reinforge.runs.summary import RunSummary
 
 T = TypeVar("T")
 INTERNAL_ERROR = 1
@@ -28,7 +28,7 @@ INTERRUPTED = 130
 
 DEBUG = GroupedOption(["--debug"], is_flag=True, help="Print the traceback if the command fails.")
 
-AtEnd = Callable[[RunSummary], list[str]]  # called with the summary of a run; returns further lines to print
+AtEnd = Callable[["RunSummary"], list[str]]  # called with the summary of a run; returns further lines to print
 
 
 def run_and_exit(
@@ -44,6 +44,8 @@ def run_and_exit(
         require_improvement: Exit with code 3 if the model was not promoted.
         at_end: Returns lines to print after the summary.
     """
+    from reinforge.runs.summary import SCREEN_ROWS
+
     summary = run()
     added = at_end(summary)
     if as_json:

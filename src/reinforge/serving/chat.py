@@ -63,12 +63,14 @@ class PreparedCall:
         requests: One; or one for each prompt of a text completion, whose choices follow each other.
         num_choices: Replies to each of them.
         started_s: When it came, in seconds since the epoch.
+        conversation: What tells its conversation apart, see `find_conversation`; empty: the client does not say.
     """
 
     call_id: str
     requests: tuple[ModelRequest, ...]
     num_choices: int
     started_s: float
+    conversation: str = ""
 
     @property
     def num_replies(self) -> int:
@@ -88,10 +90,21 @@ def read_call(body: bytes, path: str, max_choices: int, max_tokens: int | None) 
     read = [(call.arguments.get("messages"), read_arguments({**call.arguments, "messages": None})) for call in calls]
     requests = tuple(_build(*each, max_choices, max_tokens) for each in read)
     call_id = f"{_PREFIXES.get(path, '')}{secrets.token_hex(12)}"
-    prepared = PreparedCall(call_id, requests, read_num_choices(read[0][1]), time.time())
+    prepared = PreparedCall(call_id, requests, read_num_choices(read[0][1]), time.time(), find_conversation(asked))
     if prepared.num_replies > max_choices:
         raise ApiError(400, f"more than {max_choices} replies to the prompts of one call", param="prompt")
     return replace(calls[0], arguments={}), prepared
+
+
+def find_conversation(asked: Mapping[str, Any]) -> str:
+    """Returns what tells the conversation of a request apart; empty: it does not say.
+
+    It is `metadata.session_id`, else the user: OpenAI's `user` or `safety_identifier`, Anthropic's `metadata.user_id`.
+    """
+    metadata = asked.get("metadata")
+    named = metadata if isinstance(metadata, Mapping) else {}
+    found = (named.get("session_id"), asked.get("user"), asked.get("safety_identifier"), named.get("user_id"))
+    return next((each for each in found if isinstance(each, str) and each), "")
 
 
 READ_CALL = TypeAdapter(tuple[ChatCall, PreparedCall])
@@ -340,7 +353,7 @@ class ChatApi(Feature):
         body = await read_bytes(request)
         with self._admit(request), self._open_keeper(request, body) as keep:
             call, prepared = await self._read(request, body)
-            model = self._models.find(call.model)
+            model = self._models.find(call.model, prepared.conversation)
             if request.path.endswith(COUNT):  # it is computed, and one token is sampled and dropped
                 with model.use():
                     return write_json(
@@ -403,7 +416,7 @@ class ChatApi(Feature):
         raise ApiError(404, f"{request.path}: {_NO_EMBEDDINGS}", code="not_supported")
 
     async def list_models(self, request: web.Request) -> web.StreamResponse:
-        return write_page([model.describe() for model in self._models], has_more=False)
+        return write_page(self._models.describe(), has_more=False)
 
     async def show_model(self, request: web.Request) -> web.StreamResponse:
         return write_json(self._models.find(request.match_info["name"]).describe())

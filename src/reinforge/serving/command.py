@@ -179,7 +179,8 @@ def command(models: tuple[str, ...], output_dir: str, **options: Any) -> None:
     """Serve models to any client of OpenAI's or Anthropic's API, and to a chat page in the browser.
 
     Each MODEL|RUN is a run (`last`: the newest), a folder, a Hugging Face model id, a GGUF file, pip:PACKAGE or
-    bundled:NAME. LoRA adapters of one base model share its memory and are sampled in one batch.
+    bundled:NAME. LoRA adapters of one base model share its memory and are sampled in one batch. A folder of versions
+    answers to NAME, NAME@7 and NAME@candidate, and follows `reinforge rollback NAME`.
 
     With --upstream, the server passes requests to a large model and its replies back, and --record keeps them.
 
@@ -266,8 +267,10 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     from reinforge.runs.progress import open_progress
     from reinforge.serving.access import read_token
     from reinforge.serving.app import ServeApp
+    from reinforge.serving.live_versions import LiveVersions
     from reinforge.serving.loading import ModelLoader, ServeOptions, TrainingHost, lock_folder
     from reinforge.serving.models import ServedModels
+    from reinforge.serving.version_folder import VersionFolder, is_version_folder
 
     served = ServedModels()
     token = read_token(options["token_file"])
@@ -277,10 +280,13 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     settings = ServeOptions(**named, serves_versions=options["versions"], compares=options["compare"])
     loader = ModelLoader(served, settings)
     host = TrainingHost(served, loader, settings)
+    folders = [source for source in sources if is_version_folder(Path(source).expanduser())]
+    versions = {source: LiveVersions(VersionFolder(Path(source)), served, loader) for source in folders}
     has_folder = any(options[name] for name in (*PROTOCOLS, "learn"))
     lock = lock_folder(settings.data_dir.absolute()) if has_folder else None
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     features += [loader.questions] if options["compare"] else []
+    features += versions.values()
     stack = contextlib.ExitStack()
     learning = await load_named(LEARNING)(host, options["learn"]) if options["learn"] else None
     features += [] if learning is None else [learning]
@@ -294,7 +300,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
             if not options["tinker"]:  # Tinker's part loads its model itself
                 with open_progress() as progress:
                     progress.stage(None, "LOAD", None)
-                    await loader.open(source)
+                    await (versions[source].open() if source in versions else loader.open(source))
         async with app:
             _say_address(app, options)
             if options["learn"]:

@@ -209,7 +209,7 @@ class FallbackApi(ChatApi):
         call, prepared = await self._read(request, body)
         greedy = [replace(each, sampling=replace(each.sampling, temperature=0.0)) for each in prepared.requests]
         prepared = replace(prepared, requests=tuple(greedy))  # as the router was calibrated
-        model = self._models.find(call.model)
+        model = self._models.find(call.model, prepared.conversation)
         caller = ModelCaller(self._models, model)
         replies = await caller.sample(prepared)
         found = [measure_confidence(each).get(self._check.router.signal) for each in replies]

@@ -35,6 +35,7 @@ from reinforge.runs.saved_model import BUNDLED, SavedModel, find_model
 from reinforge.serving.comparison import RunQuestions, list_base_models, read_questions
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError
+from reinforge.serving.version_folder import VERSION
 from reinforge.trainer.setup.components import ComponentBuilder
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class ModelLoader:
     async def open(self, source: str) -> list[str]:
         """Serves a model that the user names; returns the names under which it is served."""
         found = find_model(source, self._settings.output_dir, MODEL)
-        name, overrides = _choose_name(source, found), _read_run_settings(found)
+        name, overrides = _choose_name(source, found), read_run_settings(found)
         async with self._loading:
             if found.adapters:
                 served = {f"{name}-{each}": str(Path(found.path) / each) for each in found.adapters}
@@ -125,11 +126,15 @@ class ModelLoader:
                 await self._serve(each, path, overrides)
         return list(served)
 
-    async def load(self, name: str, folder: Path, base: str) -> None:
-        """Serves a model from its folder; does nothing if the name is served already."""
+    async def load(self, name: str, folder: Path, base: str, settings: Mapping[str, Any] | None = None) -> None:
+        """Serves a model from its folder; does nothing if the name is served already.
+
+        Args:
+            settings: Those of `PolicyConfig` that the model was trained with.
+        """
         async with self._loading:
             if name not in self._models:
-                await self._serve(name, str(folder), {}, root=base)
+                await self._serve(name, str(folder), dict(settings or {}), root=base)
 
     async def unload(self, name: str) -> None:
         """Stops serving a name; does nothing if it is not served."""
@@ -198,7 +203,7 @@ class ModelLoader:
 async def find_source(source: str, output_dir: Path) -> tuple[str, str, dict[str, Any]]:
     """Returns the name of one model that the user names, its folder or hub id, and its settings."""
     found = find_model(source, output_dir, MODEL)
-    return _choose_name(source, found), await _find_bundled(found.path), _read_run_settings(found)
+    return _choose_name(source, found), await _find_bundled(found.path), read_run_settings(found)
 
 
 async def _try(work: Callable[[], T]) -> T | None:
@@ -239,11 +244,12 @@ def _list_versions(name: str, found: SavedModel) -> dict[str, str]:
 
 def _read_version(folder: Path) -> int | None:
     """Returns the version of a checkpoint's weights; None: the folder does not say."""
-    version = (read_json(folder / "training" / "state.json") or {}).get("version")
+    named = (read_json(folder / VERSION) or {}).get("number")
+    version = named or (read_json(folder / "training" / "state.json") or {}).get("version")
     return version if isinstance(version, int) else None
 
 
-def _read_run_settings(found: SavedModel) -> dict[str, Any]:
+def read_run_settings(found: SavedModel) -> dict[str, Any]:
     policy = read_config(found.run).get("finetuning", {}).get("policy") if found.run is not None else None
     names = ("history", "max_model_len", "dtype", "kv_cache_mb")
     return {name: policy[name] for name in names if policy.get(name) is not None} if policy else {}

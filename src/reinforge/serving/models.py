@@ -30,6 +30,7 @@ WatchCall = Callable[[ModelCall, "ServedModel"], None]  # called for every finis
 FindPolicy = Callable[[str], "PolicyServer | ServedModel | None"]
 """Returns the policy of a name that no model has, or the model of which it is another name; None: it does not know the
 name either."""
+ChooseModel = Callable[[str], "ServedModel"]  # returns the model that answers a conversation; "": it has no name
 
 
 @dataclass(eq=False)
@@ -109,18 +110,23 @@ class ServedModels:
 
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
+        self._splits: dict[str, ChooseModel] = {}
         self._finders: list[FindPolicy] = []
         self._watchers: list[WatchCall] = []
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._models)
+        return (*self._splits, *self._models)
+
+    def describe(self) -> list[dict[str, object]]:
+        """Returns what there is under each name; several models may answer to one."""
+        return [self.find(name).describe() | {"id": name, "display_name": name} for name in self.names]
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._models.values()))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._models
+        return name in self._models or name in self._splits
 
     def add(
         self,
@@ -131,10 +137,16 @@ class ServedModels:
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> ServedModel:
         """Serves a policy under a name, which clients write as `model`, at once."""
-        if name in self._models:
+        if name in self:
             raise ConfigError(Problem("model", f"a model is already served as {name!r}", "choose another name"))
         self._models[name] = model = ServedModel(name, policy, root, close)
         return model
+
+    def add_split(self, name: str, choose: ChooseModel) -> None:
+        """Answers a name by one of several models, which `choose` returns for each conversation."""
+        if name in self:
+            raise ConfigError(Problem("model", f"a model is already served as {name!r}", "choose another name"))
+        self._splits[name] = choose
 
     def add_finder(self, find: FindPolicy) -> None:
         """Answers names that no model has; finders are asked in the order in which they were added."""
@@ -148,16 +160,23 @@ class ServedModels:
         for watcher in self._watchers:
             watcher(call, model)
 
-    def find(self, name: str) -> ServedModel:
-        """Returns the model of a name; an empty name is the only model, if there is only one."""
+    def find(self, name: str, conversation: str = "") -> ServedModel:
+        """Returns the model of a name; an empty name is the only model, if there is only one.
+
+        Args:
+            conversation: What tells conversations apart, for names that several models answer to; "": unknown.
+        """
+        if not name:
+            own = [*self._splits, *(each for each in self._models if each.partition("@")[0] not in self._splits)]
+            name = own[0] if len(own) == 1 else name
+        if (choose := self._splits.get(name)) is not None:
+            return choose(conversation)
         if (model := self._models.get(name)) is not None:
             return model
-        if not name and len(self._models) == 1:
-            return next(iter(self._models.values()))
         for find in self._finders:
             if name and (found := find(name)) is not None:
                 return found if isinstance(found, ServedModel) else ServedModel(name, found)
-        names = list(self._models)
+        names = self.names
         listed = ", ".join(names[:NAMES_SHOWN]) or "none"
         raise ApiError(
             404,
@@ -176,5 +195,5 @@ class ServedModels:
             await model.close()
 
     async def close(self) -> None:
-        for name in self.names:
+        for name in list(self._models):
             await self.remove(name)

@@ -1,0 +1,176 @@
+"""A comparison of two versions in production that may be looked at after every score, and decided at any time.
+
+    averages of users       candidate    served
+        ann                 1.0          0.5
+        ben                              0.0       none of ben's conversations with the candidate has a score
+        eve                 0.5          1.0
+    difference of the means of the columns: 0.75 - 0.5 = +0.25
+
+Each user counts once in each column, however many scores they send: a few users with most of the feedback do not
+decide. Users are also the clusters of the standard error. The interval holds at all times together (an asymptotic
+confidence sequence with the normal mixture of Robbins 1970: Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas 2024,
+arXiv:2103.06476, theorem 2.2):
+
+    difference +- se sqrt((1 + 1 / r) (log(1 + r) + 2 log(1 / alpha))),    r = (expected / se)^2
+
+Differs from the paper: the values are users' averages, which change with further scores, in two columns; time is the
+information 1 / se^2, in which such estimates behave as sums of independent values (Scharfstein, Tsiatis and Robins
+1997). Bets on bounded means (arXiv:2010.09686) need no limit theorem, but they bet on conversations, not on users.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from reinforge.evaluation.statistics import Scores, format_interval
+
+LiveOutcome = Literal["promote", "harm", "futility", "continue"]
+
+
+class LiveTest(BaseModel):
+    """When a candidate is promoted or stopped, by the scores of conversations; fixed before the first one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    confidence: float = Field(0.97, gt=0.5, lt=1)
+    """Of the interval, at all times together: a candidate without effect is promoted in half of the rest at most."""
+    harm_confidence: float = Field(0.8, gt=0.5, lt=1)
+    """Of the interval that has to lie below 0 to stop it for harm; a needless stop costs less than a needless wait."""
+    margin: float = Field(0.0, ge=0, lt=1)
+    """A candidate is promoted if the whole interval lies above this."""
+    worthwhile: float = Field(0.03, ge=0, lt=1)
+    """It is stopped for futility if the whole interval lies below this."""
+    expected: float = Field(0.1, gt=0, lt=1)
+    """Size of the difference for which the interval is the most narrow."""
+    min_users: int = Field(100, ge=10)
+    """Nothing is decided before each version has scores of so many users."""
+    max_conversations: int = Field(4000, ge=1)
+    """Conversations with a score after which an undecided candidate is stopped for futility."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """How a running comparison stands."""
+
+    outcome: LiveOutcome
+    reason: str
+    difference: float | None  # mean of candidate minus served, over users; None: one of them has no score
+    ci_low: float | None
+    ci_high: float | None
+    num_users: tuple[int, int]  # with a score of the candidate, of the served version
+    num_conversations: tuple[int, int]
+
+
+def describe_user(candidate: Scores, served: Scores) -> Scores:
+    """Returns what a user adds to the sums of `compute_interval`, `[..., 10]`; NaN: no average for that version.
+
+    Example: averages 1 and 0.5 -> [1, 1, 1, 1, 0.5, 0.25, 1, 1, 0.5, 0.5].
+    """
+    has_candidate, has_served = ~np.isnan(candidate), ~np.isnan(served)
+    both, c, s = has_candidate & has_served, np.nan_to_num(candidate), np.nan_to_num(served)
+    columns = [has_candidate, c, c * c, has_served, s, s * s, both, both * c, both * s, c * s]
+    return np.stack(np.broadcast_arrays(*columns), axis=-1).astype(np.float64)
+
+
+def compute_interval(
+    sums: Scores, expected: float, confidence: float
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Returns the difference and the ends of its interval, each `[...]`, from sums over users `[..., 10]`.
+
+    The variances count one more user with the score 0 and one with 1, so that equal scores do not seem to be certain.
+
+    Example: 100 users with 1 and 100 others with 0, expected 0.1 and confidence 0.95 -> 1 [0.955, 1].
+    """
+    n_c, sum_c, squares_c, n_s, sum_s, squares_s, n_both, both_c, both_s, products = np.moveaxis(sums, -1, 0)
+    mean_c, mean_s = sum_c / n_c, sum_s / n_s
+    variance = sum(
+        (squares - n * mean**2 + mean**2 + (1 - mean) ** 2) / (n * (n + 1))
+        for n, mean, squares in ((n_c, mean_c, squares_c), (n_s, mean_s, squares_s))
+    )
+    shared = products - mean_s * both_c - mean_c * both_s + n_both * mean_c * mean_s  # of users of both versions
+    squared_error = variance - 2 * shared / (n_c * n_s)
+    information = expected**2 / squared_error
+    spread = (1 + 1 / information) * (np.log1p(information) - 2 * math.log(1 - confidence))
+    difference, half = mean_c - mean_s, np.sqrt(squared_error * spread)
+    return difference, np.maximum(difference - half, -1), np.minimum(difference + half, 1)
+
+
+class LiveComparison:
+    """The scores of the conversations with a candidate and with the version that it may replace.
+
+    Which version answers a conversation must be drawn at random, independently of the user.
+
+    Example: put("s1", "ann", 0.9, is_candidate=True), put("s2", "ben", 0.4, is_candidate=False), judge().outcome.
+    """
+
+    def __init__(self, rule: LiveTest | None = None):
+        self.rule = rule or LiveTest()
+        self._scores: dict[str, tuple[str, int, float]] = {}  # by conversation
+        self._users: dict[str, NDArray[np.float64]] = {}  # sums and numbers of scores by version [2, 2]
+        self._sums = np.zeros(10)
+        self._counts = [0, 0]
+
+    def put(self, conversation: str, user: str, score: float | None, *, is_candidate: bool) -> None:
+        """Takes the score of a conversation, in place of an earlier one; None takes it back."""
+        if score is not None and not 0 <= score <= 1:
+            raise ValueError(f"expected a score from 0 to 1, found {score}")
+        if (earlier := self._scores.pop(conversation, None)) is not None:
+            self._add(*earlier, sign=-1)
+        if score is not None:
+            self._scores[conversation] = added = (user, 0 if is_candidate else 1, float(score))
+            self._add(*added)
+
+    def remove_user(self, user: str) -> None:
+        """Forgets all scores of a user."""
+        for conversation, (name, version, _) in list(self._scores.items()):
+            if name == user:
+                self.put(conversation, user, None, is_candidate=version == 0)
+
+    def _add(self, user: str, version: int, score: float, sign: int = 1) -> None:
+        held = self._users.setdefault(user, np.zeros((2, 2)))
+        before = self._describe(held)
+        held[version] += sign * score, sign
+        self._sums += self._describe(held) - before
+        self._counts[version] += sign
+        if not held[:, 1].any():
+            del self._users[user]
+
+    @staticmethod
+    def _describe(held: NDArray[np.float64]) -> Scores:
+        averages = np.where(held[:, 1] > 0, held[:, 0] / np.maximum(held[:, 1], 1), np.nan)
+        return describe_user(averages[0], averages[1])
+
+    def judge(self) -> LiveResult:
+        """Returns what to do now; asking more often makes no false promotion more likely."""
+        rule, num_users = self.rule, (round(float(self._sums[0])), round(float(self._sums[3])))
+        counts = (self._counts[0], self._counts[1])
+        if min(num_users) == 0:
+            difference, low, high, measured = None, None, None, "no interval"
+        else:
+            difference, low, high = map(float, compute_interval(self._sums, rule.expected, rule.confidence))
+            measured = format_interval(difference, low, high, signed=True)
+        outcome, why = self._decide(low, high, min(num_users), sum(counts))
+        reason = f"{why}: {measured}, by {num_users[0]} users of the candidate and {num_users[1]} of the served version"
+        return LiveResult(outcome, reason, difference, low, high, num_users, counts)
+
+    def _decide(
+        self, low: float | None, high: float | None, num_users: int, num_scores: int
+    ) -> tuple[LiveOutcome, str]:
+        rule = self.rule
+        if num_users >= rule.min_users and low is not None and high is not None:
+            if low > rule.margin:
+                return "promote", f"the candidate scores higher by more than {rule.margin:g}"
+            if compute_interval(self._sums, rule.expected, rule.harm_confidence)[2] < 0:
+                return "harm", "the candidate scores lower"
+            if high < rule.worthwhile:
+                return "futility", f"the candidate is not better by {rule.worthwhile:g}"
+        if num_scores >= rule.max_conversations:
+            return "futility", f"no decision within {rule.max_conversations:,} conversations"
+        few = f"fewer than {rule.min_users} users of each version have a score"
+        return "continue", few if num_users < rule.min_users else "not decided"
