@@ -18,14 +18,16 @@ from typing import Any, TypeVar
 from aiohttp import web
 from pydantic import ValidationError
 
-from reinforge.errors import StorageError
+from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.learning.capture import StoreKeeper, StoreWriter
 from reinforge.learning.feedback import Feedback
 from reinforge.learning.store import STORE, LearningStore, make_alias
+from reinforge.learning.training import BLOCKS, TrainingStarter, find_train_config
 from reinforge.serving.loading import TrainingHost
 from reinforge.serving.metrics import Counts
-from reinforge.serving.recording import RecordConfig, Recorder, read_record_config
+from reinforge.serving.recording import RecordConfig, Recorder, read_blocks
 from reinforge.serving.routes import ApiError, Feature, read_json, refuse_invalid, write_json
+from reinforge.serving.version_folder import VersionFolder, is_version_folder
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,13 +43,14 @@ class LearningApi(Feature):
         keeper: What the server's chats pass through.
     """
 
-    def __init__(self, folder: Path, config: RecordConfig, token: str | None):
+    def __init__(self, folder: Path, config: RecordConfig, token: str | None, trainings: TrainingStarter | None = None):
+        self._trainings = trainings
         self.store = LearningStore(folder / STORE)
         self._writer = StoreWriter(self.store, config)
         self._recorder = Recorder(folder, config, writer=self._writer)
         self.keeper = StoreKeeper(self._recorder, token)
         self._thread = ThreadPoolExecutor(1, "feedback")
-        self._cleaning: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -62,11 +65,14 @@ class LearningApi(Feature):
 
     async def start(self) -> None:
         self._recorder.start()
-        self._cleaning = asyncio.create_task(self._clean())
+        self._tasks.append(asyncio.create_task(self._clean()))
+        if self._trainings is not None:
+            self._tasks.append(asyncio.create_task(self._trainings.run()))
 
     async def close(self) -> None:
-        if self._cleaning is not None:
-            self._cleaning.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._thread.shutdown)
         with contextlib.suppress(StorageError):  # it was said when it happened
@@ -122,4 +128,13 @@ class LearningApi(Feature):
 
 
 async def make_learning(host: TrainingHost, config: Path) -> LearningApi:
-    return LearningApi(host.options.data_dir.absolute(), read_record_config(config), host.options.token)
+    record, train = read_blocks(config, **BLOCKS)["record"], find_train_config(config)
+    options, data_dir = host.options, host.options.data_dir.absolute()
+    if train is None or train.when is None:
+        return LearningApi(data_dir, record, options.token)
+    folders = [path for path in (Path(source).expanduser() for source in options.sources) if is_version_folder(path)]
+    if len(folders) != 1:
+        fix = "make one and serve it: reinforge versions NAME --add RUN"
+        raise ConfigError(Problem("train.when", "needs one folder of versions as the MODEL", fix, str(config)))
+    trainings = TrainingStarter(train, config, data_dir, VersionFolder(folders[0]))
+    return LearningApi(data_dir, record, options.token, trainings)

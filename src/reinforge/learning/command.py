@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from reinforge.cli.exits import Command
-from reinforge.cli.options import JSON, OUTPUT, option, parse_output_file
+from reinforge.cli.finetune import train
+from reinforge.cli.options import JSON, OUTPUT, option, parse_existing_file, parse_output_file
 from reinforge.cli.output import say, say_json, without_secrets
+from reinforge.serving.rollback_command import VERSIONS_DIR
 
 USES = ("all", "sft", "kto", "dpo")
+NICENESS = 10  # of a training, so that the server goes first
 
 
 @click.group("learn")
@@ -64,3 +68,46 @@ def export_command(folder: Path, output: Path, use: str, version: str | None, ov
     for line in report.format_lines():
         say(line)
     say(f"next: reinforge data validate {output}")
+
+
+@command.command("run", cls=Command, context_settings={"show_default": True})
+@click.argument("name", metavar="NAME|FOLDER")
+@option("learn", metavar="FILE", required=True, callback=parse_existing_file, help="The server's file, with `train:`.")
+@option("data_dir", metavar="FOLDER", default=".reinforge/serve", help="The --data_dir of the server.")
+@VERSIONS_DIR
+@JSON
+def run_command(name: str, learn: Path, data_dir: str, versions_dir: str, as_json: bool) -> None:
+    """Train the promoted version on the rated chats of a server; what its gate promotes becomes the candidate.
+
+    NAME|FOLDER is the folder of versions that the server serves. The run is one of `reinforge finetune`, with the file
+    that `train.config` names, at a lower priority than other processes. A server whose file has `train.when` starts
+    this command by itself.
+
+    \b
+    Example:
+      reinforge serve .reinforge/versions/support --learn learn.yml
+      reinforge learn run support --learn learn.yml
+    """
+    from reinforge.learning.training import open_training, read_train_config
+    from reinforge.serving.version_folder import VersionFolder
+
+    config = read_train_config(learn)
+    with open_training(config, Path(data_dir), VersionFolder.find(name, Path(versions_dir))) as training:
+        for line in training.format_lines():
+            say(line, err=as_json)
+        if hasattr(os, "nice"):
+            os.nice(NICENESS)
+        train(
+            config.config,
+            as_json=as_json,
+            smoke=False,
+            dry_run=False,
+            require_improvement=False,
+            run_name=training.run_name,
+            resume=None,
+            allow_config_change=False,
+            at_end=training.add_candidate,
+            dataset=str(training.rows),
+            model=str(training.model),
+            overrides=[],
+        )

@@ -21,6 +21,7 @@ from reinforge.traces.entries import Exchange
 from reinforge.traces.importer import ImportOptions, import_traces
 from reinforge.traces.litellm import LiteLLM
 from reinforge.traces.report import ImportReport
+from reinforge.types.seeding import stable_seed
 
 
 def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
@@ -30,7 +31,7 @@ def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
         exchange = next(iter(LiteLLM().read(chat.record)))
         assert isinstance(exchange, Exchange)
         prompt, reply = exchange.messages[: exchange.num_context], exchange.messages[exchange.num_context :]
-        head = {"id": chat.id, "conversation_id": chat.conversation, "prompt": prompt, "tools": exchange.tools}
+        head = {"id": chat.id, "conversation_id": chat.record["session_id"], "prompt": prompt, "tools": exchange.tools}
         said = {"role": "assistant", "content": correction}
         if use == "sft":
             yield {**head, "completion": said, "thumbs": True}
@@ -46,12 +47,21 @@ def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
             yield {"id": chat.id, **found}
 
 
-def export_rows(database: Path, output: Path, use: str, version: str | None = None) -> ImportReport:
+def count_new(database: Path, use: str) -> int:
+    """Returns how many rated chats have something for a use, and were trained on by no version."""
+    return sum(any(True for _ in build_records(chat, use)) for chat in read_chats(database, only_new=True))
+
+
+def export_rows(
+    database: Path, output: Path, use: str, version: str | None = None, replay: float | None = None
+) -> ImportReport:
     """Writes the rows of a store, and returns what was written.
 
     Args:
         use: all, sft, kto or dpo.
         version: Name of the model version that is trained on them, kept in the store; None: not known yet.
+        replay: For a training by `reinforge learn run`: the share of users whose chats, if a version was trained on
+            them, are rows again; and a user's chats count as one conversation. None: every chat, as it is.
     """
     used = list[tuple[str, str]]()
     with (
@@ -61,6 +71,10 @@ def export_rows(database: Path, output: Path, use: str, version: str | None = No
         records = Path(folder) / "chats.jsonl"
         with open(records, "w", encoding="utf-8", opener=open_private) as file:
             for chat in read_chats(database):
+                if replay is not None:
+                    chat.record["session_id"] = chat.owner
+                    if chat.is_trained and stable_seed(0, str(version), chat.owner) >= replay * 2**63:
+                        continue
                 for number, record in enumerate(build_records(chat, use)):
                     file.write(json.dumps(record) + "\n")
                     if not number:

@@ -80,6 +80,8 @@ class StoredChat:
     """A chat with what is said of it now.
 
     Attributes:
+        owner: The user of its conversation, else the conversation: what must not be in two splits.
+        is_trained: A version was trained on it.
         record: In the form of LiteLLM's logs.
         tokens: The exact tokens of the reply; None: what was removed from the texts is not in them either.
         opinions: By source; that of the chat before that of its session, field by field.
@@ -88,6 +90,8 @@ class StoredChat:
     key: str
     id: str
     conversation: str
+    owner: str
+    is_trained: bool
     model: str
     version: int | None
     record: dict[str, Any]
@@ -285,14 +289,31 @@ def read_opinions(db: sqlite3.Connection, key: str, level: str, target: str, seq
     return opinions
 
 
-def read_chats(database: Path) -> Iterator[StoredChat]:
-    """Yields the chats of a store in their order; a server may write to it at the same time."""
+_TRAINED = "EXISTS (SELECT 1 FROM trainings AS t WHERE t.key = c.key AND t.chat = c.id)"
+_RATED = (
+    f"(EXISTS (SELECT 1 FROM feedback AS f WHERE f.key = c.key AND f.level = '{CHAT}' AND f.target = c.id) OR EXISTS "
+    f"(SELECT 1 FROM feedback AS f WHERE f.key = c.key AND f.level = '{SESSION}' AND f.target = c.conversation AND "
+    "f.until >= c.seq))"
+)
+_OWNER = (
+    "coalesce((SELECT max(user) FROM chats AS o WHERE o.key = c.key AND o.conversation = c.conversation), conversation)"
+)
+
+
+def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat]:
+    """Yields the chats of a store in their order; a server may write to it at the same time.
+
+    Args:
+        only_new: Only those that somebody said something of, and that no version was trained on.
+    """
     with boundary(StorageError, f"cannot read {database}"), open_for_reading(database) as db:
         (found,) = db.execute("PRAGMA user_version").fetchone()
         if found != FORMAT:
             raise ConfigError(f"{database} is not a store of `reinforge serve --learn` (format {found})")
-        rows = db.execute("SELECT seq, key, id, conversation, model, version, data FROM chats ORDER BY seq")
-        for seq, key, id_, conversation, model, version, packed in rows:
+        columns = f"seq, key, id, conversation, {_OWNER}, {_TRAINED}, model, version, data"
+        where = f"WHERE {_RATED} AND NOT {_TRAINED}" if only_new else ""
+        rows = db.execute(f"SELECT {columns} FROM chats AS c {where} ORDER BY seq")
+        for seq, key, id_, conversation, owner, is_trained, model, version, packed in rows:
             text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=8 * get_limits().episode_chars)
             data = load_json(text)
             of_session = read_opinions(db, key, SESSION, conversation, seq)
@@ -302,4 +323,5 @@ def read_chats(database: Path) -> Iterator[StoredChat]:
                 merged = of_session.get(source, {}) | of_chat.get(source, {})
                 opinions[source] = {name: value for name, value in merged.items() if value is not None}
             tokens = None if data["tokens"] is None else parse_tokens(data["tokens"])
-            yield StoredChat(key, id_, conversation, model, version, data["record"], tokens, opinions)
+            facts = (key, id_, conversation, owner, bool(is_trained), model, version)
+            yield StoredChat(*facts, data["record"], tokens, opinions)

@@ -111,14 +111,22 @@ def read_record_config(path: Path | None) -> RecordConfig:
     """Returns the `record:` block of a YAML file; a `ConfigError` lists its problems."""
     if path is None:
         return RecordConfig()
+    config: RecordConfig = read_blocks(path, record=RecordConfig)["record"]
+    return config
+
+
+def read_blocks(path: Path, **types: type[Block]) -> dict[str, Any]:
+    """Returns the blocks of a YAML file by name, without `train:` and others that it lacks; `record:` has defaults."""
     document = parse_yaml(read_regular_file(path, get_limits().config_bytes + 1), str(path))
     document.data = document.data if isinstance(document.data, dict) else {}
-    for name in document.data.keys() - {"record"}:
-        document.report((name,), "unknown section", "write everything below `record:`")
-    config = Validator(document, REGISTRY).validate(RecordConfig, ("record",))
-    if document.problems or config is None:
+    allowed = " or ".join(f"`{name}:`" for name in types)
+    for name in document.data.keys() - types.keys():
+        document.report((name,), "unknown section", f"write everything below {allowed}")
+    named = {name: type_ for name, type_ in types.items() if name in document.data or name == "record"}
+    found = {name: Validator(document, REGISTRY).validate(type_, (name,)) for name, type_ in named.items()}
+    if document.problems or None in found.values():
         raise ConfigError(document.problems)
-    return config
+    return found
 
 
 @dataclass(slots=True)

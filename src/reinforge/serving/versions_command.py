@@ -52,7 +52,7 @@ def command(name: str, share: float, reason: str, versions_dir: str, as_json: bo
     folder = VersionFolder.find(name, Path(versions_dir), creates=add is not None)
     cause = Cause(reason)
     if add is not None:
-        _add(folder, add, Path(options["output_dir"]), {each: options[each] for each in ("data", "card")}, cause)
+        add_model(folder, add, Path(options["output_dir"]), {each: options[each] for each in ("data", "card")}, cause)
     elif promote is not None:
         folder.promote(promote, cause)
     elif candidate is not None:
@@ -71,7 +71,8 @@ def command(name: str, share: float, reason: str, versions_dir: str, as_json: bo
         say(f"{event.at[:19]}  {event.action} {event.version} by {event.by}{why}")
 
 
-def _add(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, Any], cause: Cause) -> None:
+def add_model(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, Any], cause: Cause) -> int:
+    """Adds the model of a run, or a folder, as the next version; returns its number."""
     from reinforge.runs.saved_model import find_model
     from reinforge.serving.loading import read_run_settings
 
@@ -81,7 +82,7 @@ def _add(folder: VersionFolder, source: str, output_dir: Path, facts: dict[str, 
         why = "has several adapters" if found.adapters else "is not a folder of this machine"
         raise ConfigError(Problem("--add", f"{found.path} {why}", "name a run or a folder with one model"))
     run = None if found.run is None else str(found.run.absolute())
-    folder.add(path.absolute(), {"run": run, "settings": read_run_settings(found), **facts}, cause)
+    return folder.add(path.absolute(), {"run": run, "settings": read_run_settings(found), **facts}, cause)
 
 
 def _describe(

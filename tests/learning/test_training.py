@@ -1,0 +1,220 @@
+"""Trainings on the chats of a store: when one starts and when not, on which rows, and what becomes of its model."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from reinforge.cli import main
+from reinforge.errors import ConfigError, StorageError
+from reinforge.learning import training
+from reinforge.learning.export import count_new
+from reinforge.learning.store import STORE, read_chats
+from reinforge.learning.training import TrainingStarter, open_training, read_train_config
+from reinforge.runs.summary import RunSummary
+from reinforge.serving.version_folder import VersionFolder
+from reinforge.tasks import projects
+from tests.learning.learning import chat, learn, rate
+from tests.serving.serving import wait_for
+
+RUN = (Path(projects.__file__).parent / "logs" / "run.yml.tmpl").read_text()
+
+
+@pytest.fixture
+def versions(tmp_path):
+    """A folder with one version, of what looks like a model to what only copies it."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    folder = VersionFolder(tmp_path / "support")
+    folder.add(tmp_path / "model", {})
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "run.yml").write_text(RUN)
+    (tmp_path / "learn.yml").write_text("train:\n  config: run.yml\n  share: 0.3\n  when: {rated: 2}\n")
+    return read_train_config(tmp_path / "learn.yml")
+
+
+async def rate_chats(client, *thumbs, **more):
+    for number, thumb in enumerate(thumbs):
+        await rate(client, id=(await chat(client, f"question {number} {thumb}", **more))["id"], thumb=thumb)
+
+
+def read_rows(found):
+    return [json.loads(line) for line in found.rows.read_text().splitlines()]
+
+
+async def test_only_new_ratings_that_the_algorithm_can_use_count(tmp_path, versions, config):
+    starter = TrainingStarter(config, tmp_path / "learn.yml", tmp_path, versions)
+    async with learn(tmp_path) as (client, learning):
+        await rate_chats(client, "up")
+        await chat(client, "not rated")
+        await rate(client, id=(await chat(client, "said"))["id"], comment="hm")
+        twice = (await chat(client, "contradicted"))["id"]
+        for source, thumb in (("user", "up"), ("judge", "down")):
+            await rate(client, id=twice, thumb=thumb, source=source)
+        assert (count_new(tmp_path / STORE, "kto"), starter.is_due()) == (1, False)
+        await chat(client, "in a session", metadata={"session_id": "s"})
+        await rate(client, session_id="s", thumb="down")
+        assert (count_new(tmp_path / STORE, "kto"), starter.is_due()) == (2, True)
+        versions.add(tmp_path / "model", {})
+        versions.try_candidate(2)
+        assert not starter.is_due(), "the candidate has not been decided on"
+        versions.stop_candidate()
+        learning.store.record_training("by hand", [(each.key, each.id) for each in read_chats(tmp_path / STORE)])
+        assert not starter.is_due()
+        await rate(client, session_id="s", thumb="up")
+        assert not starter.is_due(), "a chat counts once"
+    without = TrainingStarter(config.model_copy(update={"when": None}), tmp_path / "learn.yml", tmp_path, versions)
+    assert not without.is_due()
+
+
+async def test_chats_are_trained_once_and_replayed_as_far_as_the_file_says(tmp_path, versions, config):
+    async with learn(tmp_path) as (client, _):
+        for number in range(20):
+            await rate_chats(client, "up", "down", user=f"user {number}")
+        with open_training(config, tmp_path, versions) as first:
+            assert (first.num_new, len(read_rows(first))) == (40, 40)
+            assert len({row["conversation"] for row in read_rows(first)}) == 20, "a user is in one split"
+            with (
+                pytest.raises(StorageError, match="another training on the chats in"),
+                open_training(config, tmp_path, versions),
+            ):
+                pass
+        assert not first.rows.exists()
+        await rate_chats(client, "up")
+        half = config.model_copy(update={"replay": 0.5})
+        with open_training(half, tmp_path, versions) as second:
+            rows = read_rows(second)
+        assert (second.num_new, rows[-1]["messages"][0]["content"]) == (1, "question 0 up")
+        assert 8 <= len(rows) - 1 <= 32
+        assert (len(rows) - 1) % 2 == 0, "users are replayed whole"
+        none = config.model_copy(update={"replay": 0.0})
+        with pytest.raises(ConfigError, match="no chat"), open_training(none, tmp_path, versions):
+            pass
+        found = (await client.delete("/v1/learn/users/user 3")).json()
+        assert first.run_name in found["versions"]
+
+
+def summarize(tmp_path, **more):
+    """Returns the summary of a run with a model."""
+    folder = tmp_path / "runs" / "support-1"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text('{"better": 1}')
+    (folder / "run.sqlite").touch()
+    return RunSummary(run_id="support-1", status="completed", folder=folder, reason="above 0", **more)
+
+
+async def test_a_promoted_model_becomes_the_candidate_unless_something_changed(tmp_path, versions, config):
+    async with learn(tmp_path) as (client, _):
+        await rate_chats(client, "up", "down")
+        with open_training(config, tmp_path, versions) as found:
+            assert found.model == versions.path(1)
+            assert found.add_candidate(RunSummary("a", "completed", tmp_path, promoted=False)) == [
+                "There is no new version of support, since the model was not promoted."
+            ]
+            summary = summarize(tmp_path, promoted=True)
+            [said] = found.add_candidate(summary)
+            assert said == "Version 2 of support is the candidate, for 30% of the conversations."
+            state, event = versions.read(), versions.read_log()[-1]
+            assert (state.promoted, state.candidate, state.share) == (1, 2, 0.3)
+            assert (event.by, event.reason, event.evidence["run"]) == (training.BY, "above 0", str(summary.folder))
+            assert versions.read_version(2).data == "2 rows of live chats, 2 of them new"
+            [said] = found.add_candidate(summary)
+            assert said.startswith("Version 3 of support is added, and gets no share")
+        with (
+            pytest.raises(ConfigError, match=r"version 2 of support is the candidate.*\n.*--stop_candidate"),
+            open_training(config, tmp_path, versions),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("record: {}\n", r"learn.yml has no `train:` block\n.*config: run.yml"),
+        ("train: {config: other.yml}\n", r"train.config: there is no file .*other.yml\n.*--template logs"),
+        ("train: {}\n", "train.config"),
+        ("train: {config: run.yml, when: {rated: 0}}\n", "train.when.rated"),
+        ("train: {config: run.yml, share: 0}\n", "train.share"),
+    ],
+)
+def test_a_wrong_train_block_is_refused(tmp_path, versions, text, words):
+    (tmp_path / "run.yml").write_text(RUN)
+    (tmp_path / "learn.yml").write_text(text)
+    found = CliRunner().invoke(main, ["learn", "run", str(versions.folder), "--learn", str(tmp_path / "learn.yml")])
+    assert found.exit_code == 2
+    assert re.search(words, found.output), found.output
+
+
+def test_a_server_without_a_folder_of_versions_cannot_train(tmp_path, config, tiny_model_dir, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(main, ["serve", str(tiny_model_dir), "--learn", "learn.yml", "--port", "0"])
+    assert found.exit_code == 2
+    assert "train.when: needs one folder of versions as the MODEL" in found.output
+
+
+def test_without_a_store_or_with_a_wrong_run_nothing_is_trained(tmp_path, versions, config):
+    with pytest.raises(ConfigError, match=f"has no {STORE}"), open_training(config, tmp_path, versions):
+        pass
+    (tmp_path / "run.yml").write_text("finetuning: {enabled: true}\n")
+    with pytest.raises(ConfigError, match="finetuning.trainer"), open_training(config, tmp_path, versions):
+        pass
+
+
+@contextlib.asynccontextmanager
+async def follow(starter, monkeypatch):
+    """Lets a starter look at the store all the time."""
+    monkeypatch.setattr(training, "CHECK_S", 0.01)
+    task = asyncio.create_task(starter.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.slow
+async def test_a_training_that_fails_or_is_killed_is_not_repeated_before_there_are_more_ratings(
+    tmp_path, versions, config, monkeypatch, caplog
+):
+    """The run is refused, since run.yml names functions that do not exist."""
+    async with learn(tmp_path) as (client, _):
+        await rate_chats(client, "up")
+        starter = TrainingStarter(config, tmp_path / "learn.yml", tmp_path, versions)
+        async with follow(starter, monkeypatch):
+            monkeypatch.setattr(time, "time", lambda: 1e10)  # clocks that jump start nothing
+            await asyncio.sleep(0.3)
+            monkeypatch.undo()
+            monkeypatch.setattr(training, "CHECK_S", 0.01)
+            assert not (tmp_path / training.LOG).exists()
+            await rate_chats(client, "down")
+            await asyncio.to_thread(wait_until, lambda: "exited with code" in caplog.text)
+            assert "the next one starts after 2 more ratings" in caplog.text
+            await asyncio.sleep(0.3)
+            assert caplog.text.count("is trained on its chats") == 1
+            await rate_chats(client, "up", "up")
+            await asyncio.to_thread(wait_until, lambda: caplog.text.count("is trained on its chats") == 2)
+            pid = int(caplog.text.rpartition("process ")[2].partition(",")[0])
+            os.kill(pid, signal.SIGKILL)
+            await wait_for(lambda: "was killed by SIGKILL" in caplog.text)
+            await asyncio.sleep(0.3)
+            assert caplog.text.count("is trained on its chats") == 2
+            assert (await chat(client, "hi"))["choices"][0]["message"]["content"] == "yes"
+    assert versions.read().candidate is None
+
+
+def wait_until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
