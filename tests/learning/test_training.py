@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from reinforge.cli import main
 from reinforge.errors import ConfigError, StorageError
+from reinforge.evaluation.statistics import Improvement
 from reinforge.learning import training
 from reinforge.learning.export import count_new
 from reinforge.learning.store import STORE, read_chats
@@ -54,7 +55,7 @@ def read_rows(found):
 
 
 async def test_only_new_ratings_that_the_algorithm_can_use_count(tmp_path, versions, config):
-    starter = TrainingStarter(config, tmp_path / "learn.yml", tmp_path, versions)
+    starter = TrainingStarter(tmp_path / "learn.yml", tmp_path, versions)
     async with learn(tmp_path) as (client, learning):
         await rate_chats(client, "up")
         await chat(client, "not rated")
@@ -74,8 +75,6 @@ async def test_only_new_ratings_that_the_algorithm_can_use_count(tmp_path, versi
         assert not starter.is_due()
         await rate(client, session_id="s", thumb="up")
         assert not starter.is_due(), "a chat counts once"
-    without = TrainingStarter(config.model_copy(update={"when": None}), tmp_path / "learn.yml", tmp_path, versions)
-    assert not without.is_due()
 
 
 async def test_chats_are_trained_once_and_replayed_as_far_as_the_file_says(tmp_path, versions, config):
@@ -83,7 +82,7 @@ async def test_chats_are_trained_once_and_replayed_as_far_as_the_file_says(tmp_p
         for number in range(20):
             await rate_chats(client, "up", "down", user=f"user {number}")
         with open_training(config, tmp_path, versions) as first:
-            assert (first.num_new, len(read_rows(first))) == (40, 40)
+            assert (first.data, len(read_rows(first))) == ("40 rows of rated chats, 40 of them new", 40)
             assert len({row["conversation"] for row in read_rows(first)}) == 20, "a user is in one split"
             with (
                 pytest.raises(StorageError, match="another training on the chats in"),
@@ -95,7 +94,7 @@ async def test_chats_are_trained_once_and_replayed_as_far_as_the_file_says(tmp_p
         half = config.model_copy(update={"replay": 0.5})
         with open_training(half, tmp_path, versions) as second:
             rows = read_rows(second)
-        assert (second.num_new, rows[-1]["messages"][0]["content"]) == (1, "question 0 up")
+        assert (second.data.split(", ")[1], rows[-1]["messages"][0]["content"]) == ("1 of them new", "question 0 up")
         assert 8 <= len(rows) - 1 <= 32
         assert (len(rows) - 1) % 2 == 0, "users are replayed whole"
         none = config.model_copy(update={"replay": 0.0})
@@ -122,13 +121,16 @@ async def test_a_promoted_model_becomes_the_candidate_unless_something_changed(t
             assert found.add_candidate(RunSummary("a", "completed", tmp_path, promoted=False)) == [
                 "There is no new version of support, since the model was not promoted."
             ]
-            summary = summarize(tmp_path, promoted=True)
+            summary = summarize(
+                tmp_path, promoted=True, improvement=Improvement(0.2, 0.1, 0.3, 0.001, 80, "Student's t")
+            )
             [said] = found.add_candidate(summary)
             assert said == "Version 2 of support is the candidate, for 30% of the conversations."
             state, event = versions.read(), versions.read_log()[-1]
             assert (state.promoted, state.candidate, state.share) == (1, 2, 0.3)
             assert (event.by, event.reason, event.evidence["run"]) == (training.BY, "above 0", str(summary.folder))
-            assert versions.read_version(2).data == "2 rows of live chats, 2 of them new"
+            assert event.evidence["improvement"]["ci_low"] == 0.1
+            assert versions.read_version(2).data == "2 rows of rated chats, 2 of them new"
             [said] = found.add_candidate(summary)
             assert said.startswith("Version 3 of support is added, and gets no share")
         with (
@@ -190,7 +192,7 @@ async def test_a_training_that_fails_or_is_killed_is_not_repeated_before_there_a
     """The run is refused, since run.yml names functions that do not exist."""
     async with learn(tmp_path) as (client, _):
         await rate_chats(client, "up")
-        starter = TrainingStarter(config, tmp_path / "learn.yml", tmp_path, versions)
+        starter = TrainingStarter(tmp_path / "learn.yml", tmp_path, versions)
         async with follow(starter, monkeypatch):
             monkeypatch.setattr(time, "time", lambda: 1e10)  # clocks that jump start nothing
             await asyncio.sleep(0.3)

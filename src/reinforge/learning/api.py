@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,12 +22,12 @@ from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.learning.capture import StoreKeeper, StoreWriter
 from reinforge.learning.feedback import Feedback
 from reinforge.learning.store import STORE, LearningStore, make_alias
-from reinforge.learning.training import BLOCKS, TrainingStarter, find_train_config
+from reinforge.learning.training import BLOCKS, TrainingStarter
+from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import TrainingHost
 from reinforge.serving.metrics import Counts
 from reinforge.serving.recording import RecordConfig, Recorder, read_blocks
 from reinforge.serving.routes import ApiError, Feature, read_json, refuse_invalid, write_json
-from reinforge.serving.version_folder import VersionFolder, is_version_folder
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -127,14 +127,12 @@ class LearningApi(Feature):
         return write_json({"object": "user.deleted", **await self._run(lambda: self.store.remove_user(key, user))})
 
 
-async def make_learning(host: TrainingHost, config: Path) -> LearningApi:
-    record, train = read_blocks(config, **BLOCKS)["record"], find_train_config(config)
-    options, data_dir = host.options, host.options.data_dir.absolute()
-    if train is None or train.when is None:
-        return LearningApi(data_dir, record, options.token)
-    folders = [path for path in (Path(source).expanduser() for source in options.sources) if is_version_folder(path)]
-    if len(folders) != 1:
-        fix = "make one and serve it: reinforge versions NAME --add RUN"
-        raise ConfigError(Problem("train.when", "needs one folder of versions as the MODEL", fix, str(config)))
-    trainings = TrainingStarter(train, config, data_dir, VersionFolder(folders[0]))
-    return LearningApi(data_dir, record, options.token, trainings)
+async def make_learning(host: TrainingHost, config: Path, versions: Iterable[LiveVersions]) -> LearningApi:
+    blocks, data_dir, folders = read_blocks(config, **BLOCKS), host.options.data_dir.absolute(), list(versions)
+    trainings = None
+    if "train" in blocks and blocks["train"].when is not None:
+        if len(folders) != 1:
+            fix = "make one and serve it: reinforge versions NAME --add RUN"
+            raise ConfigError(Problem("train.when", "needs one folder of versions as the MODEL", fix, str(config)))
+        trainings = TrainingStarter(config, data_dir, folders[0].folder)
+    return LearningApi(data_dir, blocks["record"], host.options.token, trainings)

@@ -79,9 +79,8 @@ def export_command(folder: Path, output: Path, use: str, version: str | None, ov
 def run_command(name: str, learn: Path, data_dir: str, versions_dir: str, as_json: bool) -> None:
     """Train the promoted version on the rated chats of a server; what its gate promotes becomes the candidate.
 
-    NAME|FOLDER is the folder of versions that the server serves. The run is one of `reinforge finetune`, with the file
-    that `train.config` names, at a lower priority than other processes. A server whose file has `train.when` starts
-    this command by itself.
+    The run is one of `reinforge finetune`, with the file that `train.config` names, at a low priority. A server whose
+    file has `train.when` starts this command by itself.
 
     \b
     Example:
@@ -93,21 +92,8 @@ def run_command(name: str, learn: Path, data_dir: str, versions_dir: str, as_jso
 
     config = read_train_config(learn)
     with open_training(config, Path(data_dir), VersionFolder.find(name, Path(versions_dir))) as training:
-        for line in training.format_lines():
-            say(line, err=as_json)
+        say(f"Training version {training.seen.promoted} of {training.folder.name} on {training.data}.", err=as_json)
         if hasattr(os, "nice"):
             os.nice(NICENESS)
-        train(
-            config.config,
-            as_json=as_json,
-            smoke=False,
-            dry_run=False,
-            require_improvement=False,
-            run_name=training.run_name,
-            resume=None,
-            allow_config_change=False,
-            at_end=training.add_candidate,
-            dataset=str(training.rows),
-            model=str(training.model),
-            overrides=[],
-        )
+        data = {"dataset": str(training.rows), "model": str(training.model), "overrides": []}
+        train(config.config, as_json, run_name=training.run_name, at_end=training.add_candidate, **data)

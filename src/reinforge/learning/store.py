@@ -289,12 +289,12 @@ def read_opinions(db: sqlite3.Connection, key: str, level: str, target: str, seq
     return opinions
 
 
-_TRAINED = "EXISTS (SELECT 1 FROM trainings AS t WHERE t.key = c.key AND t.chat = c.id)"
 _RATED = (
     f"(EXISTS (SELECT 1 FROM feedback AS f WHERE f.key = c.key AND f.level = '{CHAT}' AND f.target = c.id) OR EXISTS "
     f"(SELECT 1 FROM feedback AS f WHERE f.key = c.key AND f.level = '{SESSION}' AND f.target = c.conversation AND "
     "f.until >= c.seq))"
 )
+_TRAINED = "EXISTS (SELECT 1 FROM trainings AS t WHERE t.key = c.key AND t.chat = c.id)"
 _OWNER = (
     "coalesce((SELECT max(user) FROM chats AS o WHERE o.key = c.key AND o.conversation = c.conversation), conversation)"
 )

@@ -67,11 +67,12 @@ class TrainConfig(Block):
 BLOCKS: dict[str, type[Block]] = {"record": RecordConfig, "train": TrainConfig}
 
 
-def find_train_config(file: Path) -> TrainConfig | None:
-    """Returns the `train:` block of a `learn.yml`, with the path of its file; None: it has none."""
+def read_train_config(file: Path) -> TrainConfig:
+    """Returns the `train:` block of a `learn.yml`, with the path of its file."""
     config: TrainConfig | None = read_blocks(file, **BLOCKS).get("train")
     if config is None:
-        return None
+        fix = "add one with `config: run.yml`, a file of `reinforge finetune`"
+        raise ConfigError(Problem("train", f"{file} has no `train:` block", fix))
     path = file.absolute().parent / config.config.expanduser()
     if not path.is_file():
         fix = "make one: reinforge init NAME --template logs"
@@ -79,55 +80,35 @@ def find_train_config(file: Path) -> TrainConfig | None:
     return config.model_copy(update={"config": path})
 
 
-def read_train_config(file: Path) -> TrainConfig:
-    config = find_train_config(file)
-    if config is None:
-        fix = "add one with `config: run.yml`, a file of `reinforge finetune`"
-        raise ConfigError(Problem("train", f"{file} has no `train:` block", fix))
-    return config
-
-
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One training of the promoted version of a folder.
+    """One training of the promoted version of a folder."""
 
-    Attributes:
-        rows: The dataset.
-        model: Folder of the version that is trained.
-        seen: What was served when it began.
-    """
-
-    config: TrainConfig
+    share: float  # of the conversations, for its model
     folder: VersionFolder
-    seen: VersionState
+    seen: VersionState  # when it began
     run_name: str
-    rows: Path
-    num_rows: int
-    num_new: int
+    rows: Path  # the dataset
+    data: str  # and what it is
 
     @property
     def model(self) -> Path:
         return self.folder.path(self.seen.promoted)
-
-    def format_lines(self) -> list[str]:
-        chats = f"{self.num_rows:,} rows, {self.num_new:,} new rated chats"
-        return [f"Training version {self.seen.promoted} of {self.folder.name} on {chats}."]
 
     def add_candidate(self, summary: RunSummary) -> list[str]:
         """Adds the model of a run that was promoted as the next version; returns what to print."""
         from reinforge.serving.versions_command import add_model
 
         name = self.folder.name
-        if not summary.promoted:
+        if not summary.promoted or summary.improvement is None:
             return [f"There is no new version of {name}, since the model was not promoted."]
-        facts = {"data": f"{self.num_rows:,} rows of live chats, {self.num_new:,} of them new"}
-        improvement = None if summary.improvement is None else asdict(summary.improvement)
-        cause = Cause(summary.reason, BY, {"run": str(summary.folder.absolute()), "improvement": improvement})
-        number = add_model(self.folder, str(summary.folder), summary.folder.parent, facts, cause)
+        evidence = {"run": str(summary.folder.absolute()), "improvement": asdict(summary.improvement)}
+        cause = Cause(summary.reason, BY, evidence)
+        number = add_model(self.folder, str(summary.folder), summary.folder.parent, {"data": self.data}, cause)
         if not Cause(seen=self.seen).holds(self.folder.read()):
             return [f"Version {number} of {name} is added, and gets no share: what is served changed meanwhile."]
-        self.folder.try_candidate(number, self.config.share, cause)
-        return [f"Version {number} of {name} is the candidate, for {self.config.share:.0%} of the conversations."]
+        self.folder.try_candidate(number, self.share, cause)
+        return [f"Version {number} of {name} is the candidate, for {self.share:.0%} of the conversations."]
 
 
 @contextlib.contextmanager
@@ -152,24 +133,20 @@ def open_training(config: TrainConfig, data_dir: Path, folder: VersionFolder) ->
         rows, num_new = data_dir.absolute() / ROWS, count_new(database, use)
         stack.callback(rows.unlink, missing_ok=True)
         report = export_rows(database, rows, use, run_name, config.replay)
-        yield Training(config, folder, seen, run_name, rows, report.num_rows, num_new)
+        data = f"{report.num_rows:,} rows of rated chats, {num_new:,} of them new"
+        yield Training(config.share, folder, seen, run_name, rows, data)
 
 
 class TrainingStarter:
-    """Starts `reinforge learn run` in a process of its own once there are enough new ratings, one at a time.
+    """Starts `reinforge learn run` in a process of its own once there are enough new ratings, one at a time."""
 
-    Args:
-        file: `learn.yml`.
-        data_dir: Folder of the store.
-        folder: The versions that are served.
-    """
-
-    def __init__(self, config: TrainConfig, file: Path, data_dir: Path, folder: VersionFolder):
-        self._config, self._data_dir, self._folder = config, data_dir, folder
+    def __init__(self, file: Path, data_dir: Path, folder: VersionFolder):
+        config = read_train_config(file)
+        assert config.when is not None
+        self._rated, self._use, self._data_dir, self._folder = config.when.rated, config.find_use(), data_dir, folder
         named = (str(folder.folder), "--learn", str(file.absolute()), "--data_dir", str(data_dir))
         self._command = (sys.executable, "-m", "reinforge", "learn", "run", *named)
-        self._use = config.find_use()
-        self._num_failed = 0  # new ratings with which a training failed: it starts again with so many more
+        self._num_failed = 0  # new ratings with which a training failed: the next one needs so many more
 
     async def run(self) -> None:
         while True:
@@ -181,21 +158,16 @@ class TrainingStarter:
             await asyncio.sleep(CHECK_S)
 
     def is_due(self) -> bool:
-        when = self._config.when
-        if when is None or self._folder.read().candidate is not None:
-            return False
-        return count_new(self._data_dir / STORE, self._use) >= self._num_failed + when.rated
+        return self._folder.read().candidate is None and self._count() >= self._num_failed + self._rated
+
+    def _count(self) -> int:
+        return count_new(self._data_dir / STORE, self._use)
 
     async def _train(self) -> None:
         log = self._data_dir / LOG
         with open(log, "wb", opener=open_private) as output:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                start_new_session=True,
-            )
+            streams = {"stdin": asyncio.subprocess.DEVNULL, "stdout": output, "stderr": output}
+            process = await asyncio.create_subprocess_exec(*self._command, **streams, start_new_session=True)
         logger.warning("%s is trained on its chats: process %d, see %s", self._folder.name, process.pid, log)
         try:
             code = await process.wait()
@@ -204,15 +176,10 @@ class TrainingStarter:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), STOP_S)
             raise
-        self._num_failed = await asyncio.to_thread(count_new, self._data_dir / STORE, self._use) if code else 0
+        name, last = self._folder.name, log.read_text(encoding="utf-8", errors="replace").rstrip().rpartition("\n")[2]
+        self._num_failed = await asyncio.to_thread(self._count) if code else 0
         if code:
             message = "the training of %s %s, see %s; the next one starts after %d more ratings"
-            assert self._config.when is not None
-            logger.error(message, self._folder.name, describe_exit(code), log, self._config.when.rated)
+            logger.error(message, name, describe_exit(code), log, self._rated)
         else:
-            logger.warning("the training of %s has ended: %s", self._folder.name, _read_last_line(log))
-
-
-def _read_last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return lines[-1] if lines else ""
+            logger.warning("the training of %s has ended: %s", name, last)

@@ -288,7 +288,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     features += [loader.questions] if options["compare"] else []
     features += versions.values()
     stack = contextlib.ExitStack()
-    learning = await load_named(LEARNING)(host, options["learn"]) if options["learn"] else None
+    learning = await load_named(LEARNING)(host, options["learn"], versions.values()) if options["learn"] else None
     features += [] if learning is None else [learning]
     further = _build_fallback(served, settings, options, stack.enter_context(_open_recorder(options)))
     further |= {} if learning is None else {"keeper": learning.keeper}

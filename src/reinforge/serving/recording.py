@@ -25,7 +25,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from reinforge.bounded import load_json
 from reinforge.config.document import parse_yaml
@@ -115,8 +115,8 @@ def read_record_config(path: Path | None) -> RecordConfig:
     return config
 
 
-def read_blocks(path: Path, **types: type[Block]) -> dict[str, Any]:
-    """Returns the blocks of a YAML file by name, without `train:` and others that it lacks; `record:` has defaults."""
+def read_blocks(path: Path, **types: type[BaseModel]) -> dict[str, Any]:
+    """Returns the blocks of a YAML file by name, without those that it lacks; `record:` has defaults."""
     document = parse_yaml(read_regular_file(path, get_limits().config_bytes + 1), str(path))
     document.data = document.data if isinstance(document.data, dict) else {}
     allowed = " or ".join(f"`{name}:`" for name in types)

@@ -61,10 +61,6 @@ def command(
     train(
         found.config,
         as_json=as_json,
-        dry_run=False,
-        require_improvement=False,
-        resume=None,
-        allow_config_change=False,
         at_end=lambda summary: found.describe_end(summary, machine_price),
         **options,
     )
