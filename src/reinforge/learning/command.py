@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -95,5 +96,5 @@ def run_command(name: str, learn: Path, data_dir: str, versions_dir: str, as_jso
         say(f"Training version {training.seen.promoted} of {training.folder.name} on {training.data}.", err=as_json)
         if hasattr(os, "nice"):
             os.nice(NICENESS)
-        data = {"dataset": str(training.rows), "model": str(training.model), "overrides": []}
+        data: dict[str, Any] = {"dataset": str(training.rows), "model": str(training.model), "overrides": []}
         train(config.config, as_json, run_name=training.run_name, at_end=training.add_candidate, **data)

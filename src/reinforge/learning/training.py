@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -166,7 +166,7 @@ class TrainingStarter:
     async def _train(self) -> None:
         log = self._data_dir / LOG
         with open(log, "wb", opener=open_private) as output:
-            streams = {"stdin": asyncio.subprocess.DEVNULL, "stdout": output, "stderr": output}
+            streams: dict[str, Any] = {"stdin": asyncio.subprocess.DEVNULL, "stdout": output, "stderr": output}
             process = await asyncio.create_subprocess_exec(*self._command, **streams, start_new_session=True)
         logger.warning("%s is trained on its chats: process %d, see %s", self._folder.name, process.pid, log)
         try:
