@@ -304,7 +304,7 @@ def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat
     """Yields the chats of a store in their order; a server may write to it at the same time.
 
     Args:
-        only_new: Only those that somebody said something of, and that no version was trained on.
+        only_new: Only those with feedback that no version was trained on.
     """
     with boundary(StorageError, f"cannot read {database}"), open_for_reading(database) as db:
         (found,) = db.execute("PRAGMA user_version").fetchone()
