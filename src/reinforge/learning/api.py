@@ -1,7 +1,7 @@
 """The routes of `reinforge serve --learn`.
 
 POST   /v1/feedback              what a person or a program says of a chat or a session
-GET    /v1/learn                 how many chats and how much feedback are kept for this API key
+GET    /v1/learn                 how much is kept for this API key, and how the comparisons of versions stand
 DELETE /v1/learn/users/{user}    deletes a person's chats and feedback, and lists the versions trained on them
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,13 +18,15 @@ from typing import Any, TypeVar
 from aiohttp import web
 from pydantic import ValidationError
 
-from reinforge.errors import StorageError
+from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.learning.capture import StoreKeeper, StoreWriter
 from reinforge.learning.feedback import Feedback
 from reinforge.learning.store import STORE, LearningStore, make_alias
+from reinforge.routing.live_comparison import LiveTest, Rating
+from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import TrainingHost
 from reinforge.serving.metrics import Counts
-from reinforge.serving.recording import RecordConfig, Recorder, read_record_config
+from reinforge.serving.recording import RecordConfig, Recorder, read_blocks
 from reinforge.serving.routes import ApiError, Feature, read_json, refuse_invalid, write_json
 
 logger = logging.getLogger(__name__)
@@ -39,11 +41,14 @@ class LearningApi(Feature):
 
     Attributes:
         keeper: What the server's chats pass through.
+
+    Args:
+        versions: Feedback on their chats is passed to them, and promotes or stops their candidates.
     """
 
-    def __init__(self, folder: Path, config: RecordConfig, token: str | None):
-        self.store = LearningStore(folder / STORE)
-        self._writer = StoreWriter(self.store, config)
+    def __init__(self, folder: Path, config: RecordConfig, token: str | None, versions: Iterable[LiveVersions] = ()):
+        self.store, self._versions = LearningStore(folder / STORE), {each.name: each for each in versions}
+        self._writer = StoreWriter(self.store, config, self._find_split)
         self._recorder = Recorder(folder, config, writer=self._writer)
         self.keeper = StoreKeeper(self._recorder, token)
         self._thread = ThreadPoolExecutor(1, "feedback")
@@ -62,6 +67,7 @@ class LearningApi(Feature):
 
     async def start(self) -> None:
         self._recorder.start()
+        await self._rate_all()
         self._cleaning = asyncio.create_task(self._clean())
 
     async def close(self) -> None:
@@ -75,7 +81,8 @@ class LearningApi(Feature):
     async def _clean(self) -> None:
         while True:
             try:
-                await self._run(self._writer.remove_old)
+                if await self._run(self._writer.remove_old):
+                    await self._rate_all()
             except ApiError as error:
                 logger.warning("chats that are too old are not deleted: %s", error)
             await asyncio.sleep(CLEAN_S)
@@ -93,6 +100,20 @@ class LearningApi(Feature):
             logger.debug("%s", error)
             raise ApiError(503, "the store cannot be used; nothing was changed", code="store_unavailable") from None
 
+    def _find_split(self, asked: str, answered: str, conversation: str) -> int | None:
+        name, _, version = answered.partition("@")
+        if asked not in ("", name) or (live := self._versions.get(name)) is None:
+            return None
+        return live.find_split(conversation, int(version))
+
+    async def _rate(self, ratings: list[Rating], *, are_all: bool = False) -> None:
+        await asyncio.gather(*(live.rate(ratings, are_all=are_all) for live in self._versions.values()))
+
+    async def _rate_all(self) -> None:
+        """Counts the scores that are kept, and no others."""
+        if self._versions:
+            await self._rate(await self._run(self.store.read_ratings), are_all=True)
+
     async def add(self, request: web.Request) -> web.Response:
         """Answers once feedback is on disk."""
         body = await read_json(request)
@@ -105,21 +126,34 @@ class LearningApi(Feature):
             raise refuse_invalid(error) from None
         key = self.keeper.hash_key(request)
 
-        def add() -> dict[str, Any]:
+        def add() -> tuple[dict[str, Any], list[Rating]]:
             opinion = self._writer.mask(given.opinion)
-            return self.store.add_feedback(key, given, opinion, self._writer.max_bytes * RESERVE)
+            answer = self.store.add_feedback(key, given, opinion, self._writer.max_bytes * RESERVE)
+            return answer, self.store.read_ratings(key, given) if self._versions else []
 
-        return write_json(await self._run(add))
+        answer, ratings = await self._run(add)
+        await self._rate(ratings)
+        return write_json(answer)
 
     async def show(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
-        return write_json({"object": "learn", **await self._run(lambda: self.store.count(key))})
+        found = {"object": "learn", **await self._run(lambda: self.store.count(key))}
+        return write_json({**found, "versions": [await each.describe() for each in self._versions.values()]})
 
     async def remove_user(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
         user = make_alias(key, "user", request.match_info["user"])
-        return write_json({"object": "user.deleted", **await self._run(lambda: self.store.remove_user(key, user))})
+        found = await self._run(lambda: self.store.remove_user(key, user))
+        await self._rate_all()
+        return write_json({"object": "user.deleted", **found})
 
 
-async def make_learning(host: TrainingHost, config: Path) -> LearningApi:
-    return LearningApi(host.options.data_dir.absolute(), read_record_config(config), host.options.token)
+async def make_learning(host: TrainingHost, config: Path, versions: Iterable[LiveVersions]) -> LearningApi:
+    blocks = read_blocks(config, record=RecordConfig, compare=LiveTest)
+    versions = list(versions)
+    if "compare" in blocks and not versions:
+        fix = "serve a folder of versions, see `reinforge versions --help`, or delete the block"
+        raise ConfigError(Problem("compare", "no folder of versions is served, so nothing is compared", fix))
+    for live in versions:
+        live.rule = blocks.get("compare")
+    return LearningApi(host.options.data_dir.absolute(), blocks["record"], host.options.token, versions)

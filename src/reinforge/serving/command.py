@@ -171,7 +171,8 @@ def _parse_url(context: click.Context, parameter: click.Parameter, value: str | 
     metavar="FILE",
     callback=parse_existing_file,
     group=TRAINING,
-    help="Keep chats, as far as the `record:` block of this YAML file says, and take feedback on them.",
+    help="Keep chats, as far as the `record:` block of this YAML file says, and take feedback on them, which promotes or "
+    "stops candidates if it has a `compare:` block.",
 )
 @option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
 @OUTPUT_DIR
@@ -288,7 +289,7 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     features += [loader.questions] if options["compare"] else []
     features += versions.values()
     stack = contextlib.ExitStack()
-    learning = await load_named(LEARNING)(host, options["learn"]) if options["learn"] else None
+    learning = await load_named(LEARNING)(host, options["learn"], versions.values()) if options["learn"] else None
     features += [] if learning is None else [learning]
     further = _build_fallback(served, settings, options, stack.enter_context(_open_recorder(options)))
     further |= {} if learning is None else {"keeper": learning.keeper}

@@ -25,7 +25,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from reinforge.bounded import load_json
 from reinforge.config.document import parse_yaml
@@ -40,6 +40,7 @@ from reinforge.registry import REGISTRY
 from reinforge.rollout.http.access import read_key
 from reinforge.safe_text import redact_known_forms
 from reinforge.serving.answers import CALL_TYPES, RESPONSES, TEXT, CutAnswerError, read_answer, read_usage
+from reinforge.serving.routes import read_session
 from reinforge.types.request import ModelReply
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,6 @@ KNOWN_PROMPTS = 100_000
 """Newest prompts whose conversation is known when the next request continues them."""
 CLOSE_S = 5.0
 PATTERN_S = 0.1
-CONVERSATION_HEADERS = ("x-conversation-id", "x-session-id")
 ELSEWHERE = ("previous_response_id", "conversation", "prompt")
 """Fields of a request whose conversation is kept by the upstream: what the model saw is not in the request."""
 REMOVED = "[removed]"
@@ -111,14 +111,22 @@ def read_record_config(path: Path | None) -> RecordConfig:
     """Returns the `record:` block of a YAML file; a `ConfigError` lists its problems."""
     if path is None:
         return RecordConfig()
+    config: RecordConfig = read_blocks(path, record=RecordConfig)["record"]
+    return config
+
+
+def read_blocks(path: Path, **types: type[BaseModel]) -> dict[str, Any]:
+    """Returns the blocks of a YAML file by name, without those that it lacks; `record:` has defaults."""
     document = parse_yaml(read_regular_file(path, get_limits().config_bytes + 1), str(path))
     document.data = document.data if isinstance(document.data, dict) else {}
-    for name in document.data.keys() - {"record"}:
-        document.report((name,), "unknown section", "write everything below `record:`")
-    config = Validator(document, REGISTRY).validate(RecordConfig, ("record",))
-    if document.problems or config is None:
+    allowed = " or ".join(f"`{name}:`" for name in types)
+    for name in document.data.keys() - types.keys():
+        document.report((name,), "unknown section", f"write everything below {allowed}")
+    named = {name: type_ for name, type_ in types.items() if name in document.data or name == "record"}
+    found = {name: Validator(document, REGISTRY).validate(type_, (name,)) for name, type_ in named.items()}
+    if document.problems or None in found.values():
         raise ConfigError(document.problems)
-    return config
+    return found
 
 
 @dataclass(slots=True)
@@ -199,8 +207,7 @@ class Recorder:
             return None
         if not self._take(len(body)):
             return None
-        named = next((headers[name][:200] for name in CONVERSATION_HEADERS if headers.get(name)), "")
-        return RecordedCall(call_type, body, named, num_bytes=len(body))
+        return RecordedCall(call_type, body, read_session(headers), num_bytes=len(body))
 
     def add(self, call: RecordedCall, piece: bytes) -> None:
         if call.is_dropped:
