@@ -338,7 +338,7 @@ def _read_ratings(db: sqlite3.Connection, *whose: str | None) -> list[Rating]:
     scores: dict[tuple[int, str], tuple[str, int, list[float]]] = {}
     for seq, key, id_, conversation, user, split, version in db.execute(query, (*whose, MAX_REPLIES)).fetchall():
         opinions = _merge_opinions(db, key, id_, conversation, seq).values()
-        said = [float(each.get("score", each.get("label", -1))) for each in opinions]
+        said = [float(each["score"] if "score" in each else each.get("label", -1)) for each in opinions]
         replies = scores.setdefault((split, conversation), (user, version, []))[2]
         if found := [each for each in said if 0 <= each <= 1]:
             replies.append(sum(found) / len(found))

@@ -152,18 +152,19 @@ class LiveVersions(Feature):
     async def _decide(self) -> LiveResult | None:
         """Promotes or stops a candidate that is loaded, if its scores decide; what fails is tried again by the next."""
         state = self._newest
-        if (comparison := self._find_comparison()) is None or self.rule is None or self.state is not state:
+        comparison, candidate = self._find_comparison(), state.candidate
+        if comparison is None or candidate is None or self.state is not state:
             return None
         result = comparison.judge()
         if result.outcome != "continue":
-            evidence = {**asdict(result), "served": state.promoted, "rule": self.rule.model_dump()}
+            evidence = {**asdict(result), "served": state.promoted, "rule": comparison.rule.model_dump()}
             cause = Cause(result.reason, COMPARISON, evidence, seen=state)
             promotes = result.outcome == "promote"
-            change = partial(self.folder.promote, state.candidate) if promotes else self.folder.stop_candidate
+            change = partial(self.folder.promote, candidate) if promotes else self.folder.stop_candidate
             try:
                 await asyncio.to_thread(change, cause)
             except ReinforgeError as error:
-                logger.error("%s@%s: %s, but: %s", self.name, state.candidate, result.outcome, describe_error(error))
+                logger.error("%s@%d: %s, but: %s", self.name, candidate, result.reason, describe_error(error))
         return result
 
     async def describe(self) -> dict[str, Any]:
