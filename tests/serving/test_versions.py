@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.errors import ConfigError
 from reinforge.files import append_line
-from reinforge.routing.live_comparison import LiveTest, Rating
+from reinforge.routing.live_comparison import LiveScore, LiveTest
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import LoadSettings, ModelLoader
 from reinforge.serving.models import ServedModels
@@ -266,16 +266,16 @@ async def test_what_cannot_be_loaded_is_not_served(serving, support, how, caplog
 async def rate(live, number, version, score):
     split = live.find_split(f"s{number}", version)
     assert split is not None
-    return await live.rate([Rating(split, f"s{number}", f"user {number}", version, score)])
+    return await live.rate([LiveScore(split, f"s{number}", f"user {number}", version, score)])
 
 
 async def test_scores_promote_a_candidate_and_the_log_has_the_evidence(serving, support):
     live, _ = serving
     assert live.find_split("s1", 2) is None
-    assert await live.rate([Rating(0, "s1", "ann", 2, 1.0)]) is None, "there is nothing to compare with"
+    assert await live.rate([LiveScore(0, "s1", "ann", 2, 1.0)]) is None, "there is nothing to compare with"
     support.try_candidate(3, 0.5)
     await wait_for(lambda: live.state.candidate == 3)
-    assert (await live.rate([Rating(1, "s1", "ann", 2, 1.0)])).num_conversations == (0, 0), "it is of another split"
+    assert (await live.rate([LiveScore(1, "s1", "ann", 2, 1.0)])).num_conversations == (0, 0), "it is of another split"
     for number in range(200):
         conversation = f"s{number}"
         version = live.draw(conversation)

@@ -22,7 +22,7 @@ from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.learning.capture import StoreKeeper, StoreWriter
 from reinforge.learning.feedback import Feedback
 from reinforge.learning.store import STORE, LearningStore, make_alias
-from reinforge.routing.live_comparison import LiveTest, Rating
+from reinforge.routing.live_comparison import LiveScore, LiveTest
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import TrainingHost
 from reinforge.serving.metrics import Counts
@@ -106,13 +106,13 @@ class LearningApi(Feature):
             return None
         return live.find_split(conversation, int(version))
 
-    async def _rate(self, ratings: list[Rating], *, are_all: bool = False) -> None:
-        await asyncio.gather(*(live.rate(ratings, are_all=are_all) for live in self._versions.values()))
+    async def _rate(self, scores: list[LiveScore], *, are_all: bool = False) -> None:
+        await asyncio.gather(*(live.rate(scores, are_all=are_all) for live in self._versions.values()))
 
     async def _rate_all(self) -> None:
         """Counts the scores that are kept, and no others."""
         if self._versions:
-            await self._rate(await self._run(self.store.read_ratings), are_all=True)
+            await self._rate(await self._run(self.store.read_scores), are_all=True)
 
     async def add(self, request: web.Request) -> web.Response:
         """Answers once feedback is on disk."""
@@ -126,13 +126,13 @@ class LearningApi(Feature):
             raise refuse_invalid(error) from None
         key = self.keeper.hash_key(request)
 
-        def add() -> tuple[dict[str, Any], list[Rating]]:
+        def add() -> tuple[dict[str, Any], list[LiveScore]]:
             opinion = self._writer.mask(given.opinion)
             answer = self.store.add_feedback(key, given, opinion, self._writer.max_bytes * RESERVE)
-            return answer, self.store.read_ratings(key, given) if self._versions else []
+            return answer, self.store.read_scores(key, given) if self._versions else []
 
-        answer, ratings = await self._run(add)
-        await self._rate(ratings)
+        answer, scores = await self._run(add)
+        await self._rate(scores)
         return write_json(answer)
 
     async def show(self, request: web.Request) -> web.Response:

@@ -30,7 +30,7 @@ from reinforge.errors import ConfigError, StorageError, boundary
 from reinforge.files import to_json
 from reinforge.learning.feedback import Feedback, Opinion
 from reinforge.limits import get_limits
-from reinforge.routing.live_comparison import Rating
+from reinforge.routing.live_comparison import LiveScore
 from reinforge.runs.journal.episode_json import parse_tokens
 from reinforge.runs.journal.reader import open_for_reading
 from reinforge.runs.journal.writer import JournalWriter
@@ -204,17 +204,17 @@ class LearningStore:
 
         return self.run(add)
 
-    def read_ratings(self, key: str | None = None, given: Feedback | None = None) -> list[Rating]:
+    def read_scores(self, key: str | None = None, given: Feedback | None = None) -> list[LiveScore]:
         """Returns the scores of conversations in comparisons: of those that feedback is on; None: of all."""
         if given is None:
-            return self.run(_read_ratings)
+            return self.run(_read_scores)
         if given.id is None:
-            return self.run(lambda db: _read_ratings(db, key, make_alias(str(key), "session", str(given.session_id))))
+            return self.run(lambda db: _read_scores(db, key, make_alias(str(key), "session", str(given.session_id))))
         query = "SELECT conversation FROM chats WHERE key = ? AND id = ?"
 
-        def read(db: sqlite3.Connection) -> list[Rating]:
+        def read(db: sqlite3.Connection) -> list[LiveScore]:
             found = db.execute(query, (key, given.id)).fetchone()
-            return [] if found is None else _read_ratings(db, key, *found)
+            return [] if found is None else _read_scores(db, key, *found)
 
         return self.run(read)
 
@@ -323,7 +323,7 @@ def _merge_opinions(db: sqlite3.Connection, key: str, id_: str, conversation: st
     return opinions
 
 
-def _read_ratings(db: sqlite3.Connection, *whose: str | None) -> list[Rating]:
+def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
     """Returns the scores in [0, 1] of conversations: the means of their replies, which are the means of their sources.
 
     Args:
@@ -343,7 +343,7 @@ def _read_ratings(db: sqlite3.Connection, *whose: str | None) -> list[Rating]:
         if found := [each for each in said if 0 <= each <= 1]:
             replies.append(sum(found) / len(found))
     return [
-        Rating(*place, user, version, sum(replies) / len(replies) if replies else None)
+        LiveScore(*place, user, version, sum(replies) / len(replies) if replies else None)
         for place, (user, version, replies) in scores.items()
     ]
 

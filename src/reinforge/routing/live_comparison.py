@@ -54,7 +54,7 @@ class LiveTest(BaseModel):
     """Conversations with a score after which an undecided candidate is stopped for futility."""
 
 
-class Rating(NamedTuple):
+class LiveScore(NamedTuple):
     """The score of a conversation."""
 
     split: int  # seed of the split that drew its version

@@ -25,7 +25,7 @@ from aiohttp import web
 from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error
 from reinforge.files import find_damage
 from reinforge.interfaces import PolicyServer
-from reinforge.routing.live_comparison import LiveComparison, LiveResult, LiveTest, Rating
+from reinforge.routing.live_comparison import LiveComparison, LiveResult, LiveScore, LiveTest
 from reinforge.serving.loading import ModelLoader
 from reinforge.serving.models import NAMES_SHOWN, OnDemandPolicy, ServedModel, ServedModels
 from reinforge.serving.routes import ApiError, Feature
@@ -121,7 +121,7 @@ class LiveVersions(Feature):
         is_drawn = state.candidate is not None and conversation and _draw(state, conversation) == version
         return state.seed if is_drawn else None
 
-    async def rate(self, ratings: Sequence[Rating], *, are_all: bool = False) -> LiveResult | None:
+    async def rate(self, scores: Sequence[LiveScore], *, are_all: bool = False) -> LiveResult | None:
         """Takes scores of conversations, in place of earlier ones. Promotes or stops the candidate if decided.
 
         Those of another split do not count: the candidate, or what it is compared with, was another.
@@ -135,7 +135,7 @@ class LiveVersions(Feature):
         state = self._newest
         if (comparison := self._find_comparison(is_new=are_all)) is None:
             return None
-        for each in ratings:
+        for each in scores:
             if each.split == state.seed:
                 is_candidate = each.version == state.candidate
                 comparison.put(each.conversation, each.user, each.score, is_candidate=is_candidate)
