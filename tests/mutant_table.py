@@ -70,6 +70,14 @@ MUTANTS = [
         "tests/fault/test_learning_server.py::test_feedback_survives_a_kill_around_its_commit",
     ),
     Mutant(
+        "A decision by feedback survives a kill",
+        "learning/api.py",
+        "        await self._rate_all()\n        self._tasks",
+        "        self._tasks",
+        "tests/learning/test_live_comparison.py",
+        "restart",
+    ),
+    Mutant(
         "A damaged journal is noticed and rebuilt",
         "runs/journal/schema.py",
         'checksum = zlib.crc32(body, zlib.crc32(b"%s %d:" % (head, len(body)), checksum))',

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.errors import ConfigError
 from reinforge.files import append_line
-from reinforge.routing.live_comparison import LiveTest
+from reinforge.routing.live_comparison import LiveScore, LiveTest
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import LoadSettings, ModelLoader
 from reinforge.serving.models import ServedModels
@@ -263,17 +263,25 @@ async def test_what_cannot_be_loaded_is_not_served(serving, support, how, caplog
     await wait_for(lambda: models.find("support").name == "support@1")
 
 
+async def rate(live, number, version, score):
+    split = live.find_split(f"s{number}", version)
+    assert split is not None
+    return await live.rate([LiveScore(split, f"s{number}", f"user {number}", version, score)])
+
+
 async def test_scores_promote_a_candidate_and_the_log_has_the_evidence(serving, support):
     live, _ = serving
-    assert await live.rate("s1", "ann", 2, 1.0) is None, "there is nothing to compare with"
+    assert live.find_split("s1", 2) is None
+    assert await live.rate([LiveScore(0, "s1", "ann", 2, 1.0)]) is None, "there is nothing to compare with"
     support.try_candidate(3, 0.5)
     await wait_for(lambda: live.state.candidate == 3)
+    assert (await live.rate([LiveScore(1, "s1", "ann", 2, 1.0)])).num_conversations == (0, 0), "it is of another split"
     for number in range(200):
         conversation = f"s{number}"
         version = live.draw(conversation)
-        assert await live.rate(conversation, f"user {number}", 5 - version, 0.0) is None, "it was not drawn"
-        found = await live.rate(conversation, f"user {number}", version, float(version == 3))
-        if found is None or found.outcome != "continue":
+        assert live.find_split(conversation, 5 - version) is None, "it was not drawn"
+        found = await rate(live, number, version, float(version == 3))
+        if found.outcome != "continue":
             break
     assert found.outcome == "promote"
     assert support.read().promoted == 3
@@ -290,7 +298,7 @@ async def test_scores_stop_a_harmful_candidate(serving, support):
     await wait_for(lambda: live.state.candidate == 3)
     for number in range(200):
         version = live.draw(f"s{number}")
-        found = await live.rate(f"s{number}", f"user {number}", version, float(version == 2))
+        found = await rate(live, number, version, float(version == 2))
         if found.outcome != "continue":
             break
     assert found.outcome == "harm"

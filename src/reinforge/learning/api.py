@@ -1,7 +1,7 @@
 """The routes of `reinforge serve --learn`.
 
 POST   /v1/feedback              what a person or a program says of a chat or a session
-GET    /v1/learn                 how many chats and how much feedback are kept for this API key
+GET    /v1/learn                 how much is kept for this API key, and how the comparisons of versions stand
 DELETE /v1/learn/users/{user}    deletes a person's chats and feedback, and lists the versions trained on them
 """
 
@@ -23,6 +23,7 @@ from reinforge.learning.capture import StoreKeeper, StoreWriter
 from reinforge.learning.feedback import Feedback
 from reinforge.learning.store import STORE, LearningStore, make_alias
 from reinforge.learning.training import BLOCKS, TrainingStarter
+from reinforge.routing.live_comparison import LiveScore
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import TrainingHost
 from reinforge.serving.metrics import Counts
@@ -41,12 +42,22 @@ class LearningApi(Feature):
 
     Attributes:
         keeper: What the server's chats pass through.
+
+    Args:
+        versions: Feedback on their chats is passed to them, and promotes or stops their candidates.
     """
 
-    def __init__(self, folder: Path, config: RecordConfig, token: str | None, trainings: TrainingStarter | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        config: RecordConfig,
+        token: str | None,
+        versions: Iterable[LiveVersions] = (),
+        trainings: TrainingStarter | None = None,
+    ):
         self._trainings = trainings
-        self.store = LearningStore(folder / STORE)
-        self._writer = StoreWriter(self.store, config)
+        self.store, self._versions = LearningStore(folder / STORE), {each.name: each for each in versions}
+        self._writer = StoreWriter(self.store, config, self._find_split)
         self._recorder = Recorder(folder, config, writer=self._writer)
         self.keeper = StoreKeeper(self._recorder, token)
         self._thread = ThreadPoolExecutor(1, "feedback")
@@ -65,6 +76,7 @@ class LearningApi(Feature):
 
     async def start(self) -> None:
         self._recorder.start()
+        await self._rate_all()
         self._tasks.append(asyncio.create_task(self._clean()))
         if self._trainings is not None:
             self._tasks.append(asyncio.create_task(self._trainings.run()))
@@ -81,7 +93,8 @@ class LearningApi(Feature):
     async def _clean(self) -> None:
         while True:
             try:
-                await self._run(self._writer.remove_old)
+                if await self._run(self._writer.remove_old):
+                    await self._rate_all()
             except ApiError as error:
                 logger.warning("chats that are too old are not deleted: %s", error)
             await asyncio.sleep(CLEAN_S)
@@ -99,6 +112,20 @@ class LearningApi(Feature):
             logger.debug("%s", error)
             raise ApiError(503, "the store cannot be used; nothing was changed", code="store_unavailable") from None
 
+    def _find_split(self, asked: str, answered: str, conversation: str) -> int | None:
+        name, _, version = answered.partition("@")
+        if asked not in ("", name) or (live := self._versions.get(name)) is None:
+            return None
+        return live.find_split(conversation, int(version))
+
+    async def _rate(self, scores: list[LiveScore], *, are_all: bool = False) -> None:
+        await asyncio.gather(*(live.rate(scores, are_all=are_all) for live in self._versions.values()))
+
+    async def _rate_all(self) -> None:
+        """Counts the scores that are kept, and no others."""
+        if self._versions:
+            await self._rate(await self._run(self.store.read_scores), are_all=True)
+
     async def add(self, request: web.Request) -> web.Response:
         """Answers once feedback is on disk."""
         body = await read_json(request)
@@ -111,28 +138,39 @@ class LearningApi(Feature):
             raise refuse_invalid(error) from None
         key = self.keeper.hash_key(request)
 
-        def add() -> dict[str, Any]:
+        def add() -> tuple[dict[str, Any], list[LiveScore]]:
             opinion = self._writer.mask(given.opinion)
-            return self.store.add_feedback(key, given, opinion, self._writer.max_bytes * RESERVE)
+            answer = self.store.add_feedback(key, given, opinion, self._writer.max_bytes * RESERVE)
+            return answer, self.store.read_scores(key, given) if self._versions else []
 
-        return write_json(await self._run(add))
+        answer, scores = await self._run(add)
+        await self._rate(scores)
+        return write_json(answer)
 
     async def show(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
-        return write_json({"object": "learn", **await self._run(lambda: self.store.count(key))})
+        found = {"object": "learn", **await self._run(lambda: self.store.count(key))}
+        return write_json({**found, "versions": [await each.describe() for each in self._versions.values()]})
 
     async def remove_user(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
         user = make_alias(key, "user", request.match_info["user"])
-        return write_json({"object": "user.deleted", **await self._run(lambda: self.store.remove_user(key, user))})
+        found = await self._run(lambda: self.store.remove_user(key, user))
+        await self._rate_all()
+        return write_json({"object": "user.deleted", **found})
 
 
 async def make_learning(host: TrainingHost, config: Path, versions: Iterable[LiveVersions]) -> LearningApi:
     blocks, data_dir, folders = read_blocks(config, **BLOCKS), host.options.data_dir.absolute(), list(versions)
+    if "compare" in blocks and not folders:
+        fix = "serve a folder of versions, see `reinforge versions --help`, or delete the block"
+        raise ConfigError(Problem("compare", "no folder of versions is served, so nothing is compared", fix))
+    for live in folders:
+        live.rule = blocks.get("compare")
     trainings = None
     if "train" in blocks and blocks["train"].when is not None:
         if len(folders) != 1:
             fix = "make one and serve it: reinforge versions NAME --add RUN"
             raise ConfigError(Problem("train.when", "needs one folder of versions as the MODEL", fix, str(config)))
         trainings = TrainingStarter(config, data_dir, folders[0].folder)
-    return LearningApi(data_dir, blocks["record"], host.options.token, trainings)
+    return LearningApi(data_dir, blocks["record"], host.options.token, folders, trainings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ from reinforge.rollout.http.access import read_key
 from reinforge.rollout.http.exchange import encode_body
 from reinforge.runs.journal.episode_json import dump_tokens
 from reinforge.serving.answers import TEXT, CutAnswerError
-from reinforge.serving.chat import Keep
+from reinforge.serving.chat import Keep, find_names
 from reinforge.serving.recording import Change, RecordConfig, RecordedCall, Recorder, RecordWriter
 from reinforge.types.request import ModelReply
 
@@ -30,12 +30,16 @@ USER_FIELDS = ("user", "safety_identifier", "metadata")
 """Fields of a request, repeated in some answers, that say whose it is: only their hash is kept."""
 
 
+FindSplit = Callable[[str, str, str], int | None]
+"""Requested model, model that answered, conversation -> `split` of the chat, see `LearningStore`."""
+
+
 class StoreWriter(RecordWriter):
     """Writes calls to a store. Runs in the recorder's thread."""
 
-    def __init__(self, store: LearningStore, config: RecordConfig):
+    def __init__(self, store: LearningStore, config: RecordConfig, find_split: FindSplit):
         super().__init__(store.database.parent, config)
-        self._store, self._is_full = store, False
+        self._store, self._is_full, self._find_split = store, False, find_split
         self.max_bytes = config.max_mb * 1e6
 
     def write(self, call: RecordedCall, change: Change | None) -> str:
@@ -43,10 +47,8 @@ class StoreWriter(RecordWriter):
         request, reply = load_json(call.request), call.reply
         if reply is None or (call.call_type == TEXT and not isinstance(request.get("prompt"), str)):
             return "not_whole"
-        metadata = request.get("metadata") if isinstance(request.get("metadata"), dict) else {}
-        user = _find_name(request.get("user"), request.get("safety_identifier"), metadata.get("user_id"))
-        session = call.conversation or _find_name(metadata.get("session_id"))
-        if session:
+        session, user = find_names(request)
+        if session := call.conversation or session:
             conversation = make_alias(call.key, "session", session)
         else:  # two users may begin with the same words
             conversation = make_alias(call.key, "prompt", f"{user}\0{self._find_conversation(request)}")
@@ -69,7 +71,9 @@ class StoreWriter(RecordWriter):
             record["messages"] = found["request"].get("prompt")
         row = {"key": call.key, "id": answer["id"], "conversation": conversation, "started_s": call.started_s}
         row |= {"user": make_alias(call.key, "user", user) if user else None}
-        row |= {"model": str(answer.get("model")), "version": reply.version}
+        row |= {"model": str(answer.get("model")), "version": reply.version, "split": None}
+        if user:  # the units of a comparison are users
+            row["split"] = self._find_split(str(request.get("model") or ""), row["model"], session or user)
         tokens = reply.tokens if found == exchange else None
         self._store.add_chat(row, record, None if tokens is None else dump_tokens(tokens))
         return "recorded"
@@ -81,15 +85,12 @@ class StoreWriter(RecordWriter):
             logger.warning(message, self._store.database.name, self._config.max_mb)
         return self._is_full
 
-    def remove_old(self) -> None:
-        """Deletes the chats of days before the last `days` days, in UTC."""
-        if self._config.days is not None:
-            today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-            self._store.remove_before((today - timedelta(days=self._config.days - 1)).timestamp())
-
-
-def _find_name(*values: Any) -> str:
-    return next((str(value) for value in values if isinstance(value, str | int) and str(value)), "")
+    def remove_old(self) -> bool:
+        """Deletes the chats of days before the last `days` days, in UTC; returns whether there were any."""
+        if self._config.days is None:
+            return False
+        today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        return self._store.remove_before((today - timedelta(days=self._config.days - 1)).timestamp())
 
 
 def _drop(value: Mapping[str, Any], *names: str) -> dict[str, Any]:

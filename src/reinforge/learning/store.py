@@ -1,6 +1,7 @@
 """The store of `reinforge serve --learn`: chats, feedback, and which versions were trained on which chats.
 
-    chats      one reply of the server: the request without the user's id, the reply, its exact tokens, model, version
+    chats      one reply of the server: the request without the user's id, the reply, its exact tokens, model, version;
+               `split`: seed of the split between two versions that drew its version; null: none did, or it has no user
     feedback   what one source said of a chat, or of the chats of a session so far; rows are only added
     trainings  version -> chats
     removals   version -> people whose chats it was trained on and were removed since
@@ -29,6 +30,7 @@ from reinforge.errors import ConfigError, StorageError, boundary
 from reinforge.files import to_json
 from reinforge.learning.feedback import Feedback, Opinion
 from reinforge.limits import get_limits
+from reinforge.routing.live_comparison import LiveScore
 from reinforge.runs.journal.episode_json import parse_tokens
 from reinforge.runs.journal.reader import open_for_reading
 from reinforge.runs.journal.writer import JournalWriter
@@ -36,14 +38,15 @@ from reinforge.serving.routes import ApiError
 from reinforge.types.request import TokenLogprobs
 
 STORE = "learn.sqlite"
-FORMAT = 1
+FORMAT = 2
 CHAT, SESSION = "chat", "session"
 _SCHEMA = """
 CREATE TABLE chats (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, id TEXT NOT NULL, conversation TEXT NOT NULL, user TEXT,
-    model TEXT NOT NULL, version INTEGER, started_s REAL NOT NULL, data BLOB NOT NULL, UNIQUE (key, id));
+    model TEXT NOT NULL, version INTEGER, split INTEGER, started_s REAL NOT NULL, data BLOB NOT NULL, UNIQUE (key, id));
 CREATE INDEX chats_by_conversation ON chats (key, conversation);
 CREATE INDEX chats_by_user ON chats (key, user);
+CREATE INDEX chats_by_split ON chats (split) WHERE split IS NOT NULL;
 CREATE TABLE feedback (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, level TEXT NOT NULL, target TEXT NOT NULL,
     until INTEGER NOT NULL, source TEXT NOT NULL, data TEXT NOT NULL, request_key TEXT, digest TEXT NOT NULL,
@@ -54,6 +57,8 @@ CREATE TABLE removals (version TEXT NOT NULL, key TEXT NOT NULL, user TEXT NOT N
 """
 MAX_FEEDBACK = 100
 """Most feedback on one chat or one session, so that a client cannot fill the disk."""
+MAX_REPLIES = 100
+"""Most replies, the newest with feedback, that the score of one conversation is the mean of."""
 T = TypeVar("T")
 
 
@@ -203,8 +208,22 @@ class LearningStore:
 
         return self.run(add)
 
-    def remove_before(self, started_s: float) -> None:
-        """Deletes older chats and what is said of them."""
+    def read_scores(self, key: str | None = None, given: Feedback | None = None) -> list[LiveScore]:
+        """Returns the scores of conversations in comparisons: of those that feedback is on; None: of all."""
+        if given is None:
+            return self.run(_read_scores)
+        if given.id is None:
+            return self.run(lambda db: _read_scores(db, key, make_alias(str(key), "session", str(given.session_id))))
+        query = "SELECT conversation FROM chats WHERE key = ? AND id = ?"
+
+        def read(db: sqlite3.Connection) -> list[LiveScore]:
+            found = db.execute(query, (key, given.id)).fetchone()
+            return [] if found is None else _read_scores(db, key, *found)
+
+        return self.run(read)
+
+    def remove_before(self, started_s: float) -> bool:
+        """Deletes older chats and what is said of them; returns whether there were any."""
 
         def remove(db: sqlite3.Connection) -> int:
             count = db.execute("DELETE FROM chats WHERE started_s < ?", (started_s,)).rowcount
@@ -212,8 +231,9 @@ class LearningStore:
             self._measure(db)
             return count
 
-        if self.run(remove):
+        if is_changed := self.run(remove) > 0:
             self._empty_log()
+        return is_changed
 
     def remove_user(self, key: str, user: str) -> dict[str, Any]:
         """Deletes the conversations of a person and what is said of them.
@@ -300,6 +320,42 @@ _OWNER = (
 )
 
 
+def _merge_opinions(db: sqlite3.Connection, key: str, id_: str, conversation: str, seq: int) -> dict[str, Opinion]:
+    """Returns what each source says now of a chat: of itself before of its session, without what is taken back."""
+    of_session = read_opinions(db, key, SESSION, conversation, seq)
+    of_chat = read_opinions(db, key, CHAT, id_, seq)
+    opinions = {}
+    for source in (*(each for each in of_session if each not in of_chat), *of_chat):
+        merged = of_session.get(source, {}) | of_chat.get(source, {})
+        opinions[source] = {name: value for name, value in merged.items() if value is not None}
+    return opinions
+
+
+def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
+    """Returns the scores in [0, 1] of conversations: the means of their replies, which are the means of their sources.
+
+    Args:
+        whose: Key and alias of one conversation; none: of all.
+    """
+    where = f"{_RATED} AND split IS NOT NULL" + (" AND key = ? AND conversation = ?" if whose else "")
+    order = "row_number() OVER (PARTITION BY split, key, conversation ORDER BY seq DESC) AS place"
+    columns = "seq, key, id, conversation, user, split, version"
+    query = (
+        f"SELECT {columns} FROM (SELECT {columns}, {order} FROM chats AS c WHERE {where}) WHERE place <= ? ORDER BY seq"
+    )
+    scores: dict[tuple[int, str], tuple[str, int, list[float]]] = {}
+    for seq, key, id_, conversation, user, split, version in db.execute(query, (*whose, MAX_REPLIES)).fetchall():
+        opinions = _merge_opinions(db, key, id_, conversation, seq).values()
+        said = [float(each["score"] if "score" in each else each.get("label", -1)) for each in opinions]
+        replies = scores.setdefault((split, conversation), (user, version, []))[2]
+        if found := [each for each in said if 0 <= each <= 1]:
+            replies.append(sum(found) / len(found))
+    return [
+        LiveScore(*place, user, version, sum(replies) / len(replies) if replies else None)
+        for place, (user, version, replies) in scores.items()
+    ]
+
+
 def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat]:
     """Yields the chats of a store in their order; a server may write to it at the same time.
 
@@ -316,12 +372,7 @@ def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat
         for seq, key, id_, conversation, owner, is_trained, model, version, packed in rows:
             text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=8 * get_limits().episode_chars)
             data = load_json(text)
-            of_session = read_opinions(db, key, SESSION, conversation, seq)
-            of_chat = read_opinions(db, key, CHAT, id_, seq)
-            opinions = {}
-            for source in (*(each for each in of_session if each not in of_chat), *of_chat):
-                merged = of_session.get(source, {}) | of_chat.get(source, {})
-                opinions[source] = {name: value for name, value in merged.items() if value is not None}
+            opinions = _merge_opinions(db, key, id_, conversation, seq)
             tokens = None if data["tokens"] is None else parse_tokens(data["tokens"])
             facts = (key, id_, conversation, owner, bool(is_trained), model, version)
             yield StoredChat(*facts, data["record"], tokens, opinions)

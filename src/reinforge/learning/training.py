@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from reinforge.config.finetuning_blocks import Block
 from reinforge.config.loader import load_config
@@ -27,6 +27,7 @@ from reinforge.files import PRIVATE_FILE, open_private
 from reinforge.learning.export import count_new, export_rows
 from reinforge.learning.store import STORE
 from reinforge.rollout.isolation.processes import describe_exit
+from reinforge.routing.live_comparison import LiveTest
 from reinforge.runs.run_folder import check_run_name
 from reinforge.serving.recording import RecordConfig, read_blocks
 from reinforge.serving.version_folder import DEFAULT_SHARE, Cause, VersionFolder, VersionState
@@ -64,7 +65,7 @@ class TrainConfig(Block):
         return "dpo" if algorithm in PREFERENCES else algorithm if algorithm in ("kto", "sft") else "all"
 
 
-BLOCKS: dict[str, type[Block]] = {"record": RecordConfig, "train": TrainConfig}
+BLOCKS: dict[str, type[BaseModel]] = {"record": RecordConfig, "compare": LiveTest, "train": TrainConfig}
 
 
 def read_train_config(file: Path) -> TrainConfig:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,16 @@ class LiveTest(BaseModel):
     """Nothing is decided before each version has scores of so many users."""
     max_conversations: int = Field(4000, ge=1)
     """Conversations with a score after which an undecided candidate is stopped for futility."""
+
+
+class LiveScore(NamedTuple):
+    """The score of a conversation."""
+
+    split: int  # seed of the split that drew its version
+    conversation: str
+    user: str
+    version: int
+    score: float | None  # in [0, 1]; None: it has none, or no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +99,22 @@ def compute_interval(
     """
     n_c, sum_c, squares_c, n_s, sum_s, squares_s, n_both, both_c, both_s, products = np.moveaxis(sums, -1, 0)
     mean_c, mean_s = sum_c / n_c, sum_s / n_s
-    variance = sum(
-        (squares - n * mean**2 + mean**2 + (1 - mean) ** 2) / (n * (n + 1))
-        for n, mean, squares in ((n_c, mean_c, squares_c), (n_s, mean_s, squares_s))
-    )
+    variance = _compute_variance(n_c, mean_c, squares_c) + _compute_variance(n_s, mean_s, squares_s)
     shared = products - mean_s * both_c - mean_c * both_s + n_both * mean_c * mean_s  # of users of both versions
-    squared_error = variance - 2 * shared / (n_c * n_s)
+    half = _compute_half(variance - 2 * shared / (n_c * n_s), expected, confidence)
+    difference = mean_c - mean_s
+    return difference, np.maximum(difference - half, -1), np.minimum(difference + half, 1)
+
+
+def _compute_variance(n: Scores, mean: Scores, squares: Scores) -> Scores:
+    return (squares - n * mean**2 + mean**2 + (1 - mean) ** 2) / (n * (n + 1))
+
+
+def _compute_half(squared_error: Scores, expected: float, confidence: float) -> Scores:
+    """Returns half the width of an interval that holds at all times together."""
     information = expected**2 / squared_error
     spread = (1 + 1 / information) * (np.log1p(information) - 2 * math.log(1 - confidence))
-    difference, half = mean_c - mean_s, np.sqrt(squared_error * spread)
-    return difference, np.maximum(difference - half, -1), np.minimum(difference + half, 1)
+    return np.sqrt(squared_error * spread)
 
 
 class LiveComparison:
@@ -145,6 +161,20 @@ class LiveComparison:
     def _describe(held: NDArray[np.float64]) -> Scores:
         averages = np.where(held[:, 1] > 0, held[:, 0] / np.maximum(held[:, 1], 1), np.nan)
         return describe_user(averages[0], averages[1])
+
+    def describe_version(self, *, is_candidate: bool) -> dict[str, Any]:
+        """Returns how many users and conversations of a version have a score, their mean over users, and its interval.
+
+        Example: 10 users with 1 -> users 10, conversations 10, mean 1, ci_low 0.19, ci_high 1.
+        """
+        place = 0 if is_candidate else 1
+        n, total, squares = self._sums[3 * place : 3 * place + 3]
+        counts = {"users": round(float(n)), "conversations": self._counts[place]}
+        if not counts["users"]:
+            return {**counts, "mean": None, "ci_low": None, "ci_high": None}
+        mean, rule = total / n, self.rule
+        half = float(_compute_half(_compute_variance(n, mean, squares), rule.expected, rule.confidence))
+        return {**counts, "mean": float(mean), "ci_low": max(mean - half, 0.0), "ci_high": min(mean + half, 1.0)}
 
     def judge(self) -> LiveResult:
         """Returns what to do now; asking more often makes no false promotion more likely."""

@@ -44,6 +44,7 @@ from reinforge.serving.routes import (
     build_client_error,
     decode_object,
     read_bytes,
+    read_session,
     write_json,
     write_page,
 )
@@ -63,7 +64,7 @@ class PreparedCall:
         requests: One; or one for each prompt of a text completion, whose choices follow each other.
         num_choices: Replies to each of them.
         started_s: When it came, in seconds since the epoch.
-        conversation: What tells its conversation apart, see `find_conversation`; empty: the client does not say.
+        conversation: The session, else the user, that its body names, see `find_names`; empty: neither.
     """
 
     call_id: str
@@ -90,21 +91,24 @@ def read_call(body: bytes, path: str, max_choices: int, max_tokens: int | None) 
     read = [(call.arguments.get("messages"), read_arguments({**call.arguments, "messages": None})) for call in calls]
     requests = tuple(_build(*each, max_choices, max_tokens) for each in read)
     call_id = f"{_PREFIXES.get(path, '')}{secrets.token_hex(12)}"
-    prepared = PreparedCall(call_id, requests, read_num_choices(read[0][1]), time.time(), find_conversation(asked))
+    prepared = PreparedCall(
+        call_id, requests, read_num_choices(read[0][1]), time.time(), next(filter(None, find_names(asked)), "")
+    )
     if prepared.num_replies > max_choices:
         raise ApiError(400, f"more than {max_choices} replies to the prompts of one call", param="prompt")
     return replace(calls[0], arguments={}), prepared
 
 
-def find_conversation(asked: Mapping[str, Any]) -> str:
-    """Returns what tells the conversation of a request apart; empty: it does not say.
+def find_names(asked: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the session and the user that a request's body names; empty: it does not.
 
-    It is `metadata.session_id`, else the user: OpenAI's `user` or `safety_identifier`, Anthropic's `metadata.user_id`.
+    They are `metadata.session_id`, and OpenAI's `user` or `safety_identifier` or Anthropic's `metadata.user_id`.
     """
     metadata = asked.get("metadata")
     named = metadata if isinstance(metadata, Mapping) else {}
-    found = (named.get("session_id"), asked.get("user"), asked.get("safety_identifier"), named.get("user_id"))
-    return next((each for each in found if isinstance(each, str) and each), "")
+    users = asked.get("user"), asked.get("safety_identifier"), named.get("user_id")
+    found = [str(each) if isinstance(each, str | int) else "" for each in (named.get("session_id"), *users)]
+    return found[0], next(filter(None, found[1:]), "")
 
 
 READ_CALL = TypeAdapter(tuple[ChatCall, PreparedCall])
@@ -353,7 +357,7 @@ class ChatApi(Feature):
         body = await read_bytes(request)
         with self._admit(request), self._open_keeper(request, body) as keep:
             call, prepared = await self._read(request, body)
-            model = self._models.find(call.model, prepared.conversation)
+            model = self._models.find(call.model, read_session(request.headers) or prepared.conversation)
             if request.path.endswith(COUNT):  # it is computed, and one token is sampled and dropped
                 with model.use():
                     return write_json(

@@ -171,7 +171,8 @@ def _parse_url(context: click.Context, parameter: click.Parameter, value: str | 
     metavar="FILE",
     callback=parse_existing_file,
     group=TRAINING,
-    help="Keep chats, as far as the `record:` block of this YAML file says, and take feedback on them.",
+    help="Keep chats, as far as the `record:` block of this YAML file says, and take feedback on them; with `compare:` "
+    "feedback promotes or stops the candidate of a folder of versions.",
 )
 @option("max_rank", type=click.IntRange(1, 512), default=32, group=TRAINING, help="Tinker: largest rank of an adapter.")
 @OUTPUT_DIR

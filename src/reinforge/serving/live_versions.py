@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,10 +22,10 @@ from typing import Any
 
 from aiohttp import web
 
-from reinforge.errors import ConfigError, Problem, describe_error
+from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error
 from reinforge.files import find_damage
 from reinforge.interfaces import PolicyServer
-from reinforge.routing.live_comparison import LiveComparison, LiveResult, LiveTest
+from reinforge.routing.live_comparison import LiveComparison, LiveResult, LiveScore, LiveTest
 from reinforge.serving.loading import ModelLoader
 from reinforge.serving.models import NAMES_SHOWN, OnDemandPolicy, ServedModel, ServedModels
 from reinforge.serving.routes import ApiError, Feature
@@ -40,6 +40,12 @@ COMPARISON = "comparison"
 
 
 _NUMBER = re.compile(r"[1-9]\d{0,8}", re.ASCII)
+
+
+def _draw(state: VersionState, conversation: str) -> int:
+    if state.candidate is None or not conversation:
+        return state.promoted
+    return state.candidate if stable_seed(state.seed, conversation) < state.share * 2**63 else state.promoted
 
 
 class VersionPolicy(OnDemandPolicy):
@@ -64,13 +70,13 @@ class VersionPolicy(OnDemandPolicy):
 class LiveVersions(Feature):
     """The versions of one folder, behind their names.
 
-    Args:
+    Attributes:
         rule: When the scores of conversations promote or stop a candidate; None: only people do.
     """
 
     def __init__(self, folder: VersionFolder, models: ServedModels, loader: ModelLoader, rule: LiveTest | None = None):
         self.folder, self.name = folder, folder.name
-        self._models, self._loader, self._rule = models, loader, rule
+        self._models, self._loader, self.rule = models, loader, rule
         self._loaded: dict[int, ServedModel] = {}
         self._wanted: set[int] = set()  # stay in memory
         self._loading = asyncio.Lock()
@@ -104,32 +110,77 @@ class LiveVersions(Feature):
 
     def draw(self, conversation: str) -> int:
         """Returns the version that answers a conversation; "": it has no name, and gets the promoted one."""
-        state = self.state
-        if state.candidate is None or not conversation:
-            return state.promoted
-        return state.candidate if stable_seed(state.seed, conversation) < state.share * 2**63 else state.promoted
+        return _draw(self.state, conversation)
 
-    async def rate(self, conversation: str, user: str, version: int, score: float | None) -> LiveResult | None:
-        """Takes the score of a conversation, in [0, 1]; None takes it back. Promotes or stops the candidate if decided.
+    def find_split(self, conversation: str, version: int) -> int | None:
+        """Returns the seed of the split that drew the version of a conversation; None: there is none, or another did.
+
+        Any thread may call it.
+        """
+        state = self.state
+        is_drawn = state.candidate is not None and conversation and _draw(state, conversation) == version
+        return state.seed if is_drawn else None
+
+    async def rate(self, scores: Sequence[LiveScore], *, are_all: bool = False) -> LiveResult | None:
+        """Takes scores of conversations, in place of earlier ones. Promotes or stops the candidate if decided.
+
+        Those of another split do not count: the candidate, or what it is compared with, was another.
+
+        Args:
+            are_all: Other scores are forgotten.
 
         Returns:
-            How the comparison stands; None: there is none, or the version was not drawn for this conversation, since
-            its client asked for it by number or it began before the candidate came.
+            How the comparison stands; None: there is none.
         """
-        state, rule = self.state, self._rule
-        if state.candidate is None or rule is None or not conversation or self.draw(conversation) != version:
+        state = self._newest
+        if (comparison := self._find_comparison(is_new=are_all)) is None:
             return None
-        if self._compared != state.seed:
-            self._comparison, self._compared = LiveComparison(rule), state.seed
-        self._comparison.put(conversation, user, score, is_candidate=version == state.candidate)
-        result = self._comparison.judge()
+        for each in scores:
+            if each.split == state.seed:
+                is_candidate = each.version == state.candidate
+                comparison.put(each.conversation, each.user, each.score, is_candidate=is_candidate)
+        return await self._decide()
+
+    def _find_comparison(self, *, is_new: bool = False) -> LiveComparison | None:
+        """Returns the scores of the present candidate, which may not be loaded yet; None: nothing is compared."""
+        if self._newest.candidate is None or self.rule is None:
+            return None
+        if is_new or self._compared != self._newest.seed:
+            self._comparison, self._compared = LiveComparison(self.rule), self._newest.seed
+        return self._comparison
+
+    async def _decide(self) -> LiveResult | None:
+        """Promotes or stops a candidate that is loaded, if its scores decide; what fails is tried again by the next."""
+        state = self._newest
+        comparison, candidate = self._find_comparison(), state.candidate
+        if comparison is None or candidate is None or self.state is not state:
+            return None
+        result = comparison.judge()
         if result.outcome != "continue":
-            evidence = {**asdict(result), "served": state.promoted, "rule": rule.model_dump()}
+            evidence = {**asdict(result), "served": state.promoted, "rule": comparison.rule.model_dump()}
             cause = Cause(result.reason, COMPARISON, evidence, seen=state)
             promotes = result.outcome == "promote"
-            change = partial(self.folder.promote, state.candidate) if promotes else self.folder.stop_candidate
-            await asyncio.to_thread(change, cause)
+            change = partial(self.folder.promote, candidate) if promotes else self.folder.stop_candidate
+            try:
+                await asyncio.to_thread(change, cause)
+            except ReinforgeError as error:
+                logger.error("%s@%d: %s, but: %s", self.name, candidate, result.reason, describe_error(error))
         return result
+
+    async def describe(self) -> dict[str, Any]:
+        """Returns which versions answer, how the comparison stands, and the newest decision of one."""
+        state, comparison = self._newest, self._find_comparison()
+        now: dict[str, Any] | None = None
+        if comparison is not None:
+            result = comparison.judge()
+            names = "outcome", "reason", "difference", "ci_low", "ci_high"
+            now = {name: getattr(result, name) for name in names}
+            now |= {"candidate": comparison.describe_version(is_candidate=True)}
+            now |= {"served": comparison.describe_version(is_candidate=False)}
+        log = await asyncio.to_thread(self.folder.read_log)
+        decision = next((asdict(each) for each in reversed(log) if each.by == COMPARISON), None)
+        head = {"name": self.name, "promoted": state.promoted, "candidate": state.candidate, "share": state.share}
+        return {**head, "comparison": now, "decision": decision}
 
     def _choose(self, conversation: str) -> ServedModel:
         return self._loaded[self.draw(conversation)]
@@ -217,6 +268,7 @@ class LiveVersions(Feature):
                 logger.error("%s@%d is not served: %s", self.name, number, describe_error(error))
         if self._newest is state:
             self._take(state)
+            await self._decide()  # scores that came before the candidate was loaded
         self._free()
 
     def _free(self) -> None:

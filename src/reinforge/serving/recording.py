@@ -40,6 +40,7 @@ from reinforge.registry import REGISTRY
 from reinforge.rollout.http.access import read_key
 from reinforge.safe_text import redact_known_forms
 from reinforge.serving.answers import CALL_TYPES, RESPONSES, TEXT, CutAnswerError, read_answer, read_usage
+from reinforge.serving.routes import read_session
 from reinforge.types.request import ModelReply
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,6 @@ KNOWN_PROMPTS = 100_000
 """Newest prompts whose conversation is known when the next request continues them."""
 CLOSE_S = 5.0
 PATTERN_S = 0.1
-CONVERSATION_HEADERS = ("x-conversation-id", "x-session-id")
 ELSEWHERE = ("previous_response_id", "conversation", "prompt")
 """Fields of a request whose conversation is kept by the upstream: what the model saw is not in the request."""
 REMOVED = "[removed]"
@@ -207,8 +207,7 @@ class Recorder:
             return None
         if not self._take(len(body)):
             return None
-        named = next((headers[name][:200] for name in CONVERSATION_HEADERS if headers.get(name)), "")
-        return RecordedCall(call_type, body, named, num_bytes=len(body))
+        return RecordedCall(call_type, body, read_session(headers), num_bytes=len(body))
 
     def add(self, call: RecordedCall, piece: bytes) -> None:
         if call.is_dropped:

@@ -46,6 +46,11 @@ class ServerLimits:
     retry_after_s: int = 1
 
 
+def read_session(headers: Mapping[str, str]) -> str:
+    """Returns the session that a request names in its headers, before one in its body; empty: none."""
+    return next((headers[name][:200] for name in ("x-conversation-id", "x-session-id") if headers.get(name)), "")
+
+
 class ApiError(BadRequest):
     """A request that is refused, or that failed; the server writes it in OpenAI's form.
 

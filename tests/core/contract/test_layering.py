@@ -57,7 +57,7 @@ NESTED = {
 }
 """Folders of a core package that stand around it."""
 HOSTS = {
-    "learning": {"serving", "traces"},
+    "learning": {"routing", "serving", "traces"},
     "protocols": {"serving"},
     "serving": {"routing"},
     "traces": {"routing"},
