@@ -5,10 +5,10 @@ import sqlite3
 import pytest
 
 from reinforge.errors import ConfigError, StorageError
-from reinforge.runs.journal import writer
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.journal.repair import check_journal, repair_journal
+from reinforge.runs.journal.writer import JournalWriter
 from tests.project import call
 
 
@@ -44,7 +44,7 @@ def test_without_looking_at_the_format_another_journal_is_changed(other, monkeyp
     """Mutation check."""
     folder, _ = other
     before = (folder / "run.sqlite").read_bytes()
-    monkeypatch.setattr(writer, "create_tables", lambda db, database: None)
+    monkeypatch.setattr(JournalWriter.__init__, "__defaults__", (lambda db, database: None,))
     journal = RunJournal.open(folder)
     journal.set_facts(run_id="s")
     journal.close()
