@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 FILES = ("desk.yml", "agent.py", "reward.py", "tastes.py")
 NAME = "support"
 ROUND, ROUND_S = 25, 2  # chats, and how long they take at least
-TRAINING_ROUND_S = 10  # while the model is trained: users come as at night
+TRAINING_ROUND_S = 20  # while the model is trained: users come as at night
 SHOWN = 300  # chats of the mean in the timeline
 START_S, STOP_S = 180, 30
 
@@ -167,7 +167,7 @@ def score_held_out(client, version, when, options, num_chats):
     def score(number):
         rng = stable_random(options.seed, "held out", number)
         place, question = rng.random(), write_question(rng)
-        _, reply, _ = ask(client, f"{NAME}@{version}", question)
+        _, reply, *_ = ask(client, f"{NAME}@{version}", question)
         return str(number), float(find_remedy(question, reply) in find_taste(place, when))
 
     with ThreadPoolExecutor(AT_A_TIME) as threads:

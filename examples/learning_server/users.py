@@ -27,11 +27,12 @@ TIMEOUT_S = 120
 
 
 def ask(client, model, question, **said):
-    """Returns id, text and version of the reply."""
+    """Returns id, text and version of the reply, and whether it was cut at the limit of its tokens."""
     body = {"model": model, "max_tokens": 40, **said}
     body["messages"] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
     answer = client.post("/chat/completions", json=body).raise_for_status().json()
-    return answer["id"], answer["choices"][0]["message"]["content"], answer["model_version"]
+    [choice] = answer["choices"]
+    return answer["id"], choice["message"]["content"], answer["model_version"], choice["finish_reason"] == "length"
 
 
 def write_question(rng):
@@ -56,9 +57,9 @@ class Users:
         when = "before" if options.change is None or number < options.change else "after"
         question = write_question(rng)
         names = {"user": f"user {user}", "metadata": {"session_id": f"session {number}"}}
-        id_, reply, version = ask(self.client, options.model, question, **names)
+        id_, reply, version, is_cut = ask(self.client, options.model, question, **names)
         likes = find_remedy(question, reply) in find_taste(place, when)
-        if is_rated := rng.random() < SHARE_RATED:
+        if is_rated := rng.random() < SHARE_RATED and not is_cut:  # the server keeps no reply that ended at a limit
             says = likes != (is_opposite or rng.random() < SHARE_MISTAKEN)
             rating = {"score": float(says)} if sends_scores else {"thumb": "up" if says else "down"}
             self.client.post("/feedback", json={"id": id_, **rating}).raise_for_status()
