@@ -71,6 +71,9 @@ def test_a_server_trains_on_its_rated_chats_and_tries_the_better_model(tmp_path)
             state, event = folder.read(), folder.read_log()[-1]
             assert (state.promoted, state.candidate, state.share) == (1, 2, 0.5)
             assert event.evidence["improvement"]["ci_low"] > 0
+            while client.get("/models/support@candidate").status_code == 404:  # it is being loaded
+                assert time.monotonic() < end
+                time.sleep(0.1)
             scores = []
             for question in questions[:40]:
                 _, reply = ask(client, "support@candidate", question, "judge")
