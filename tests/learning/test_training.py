@@ -144,7 +144,7 @@ async def test_a_promoted_model_becomes_the_candidate_unless_something_changed(t
     ("text", "words"),
     [
         ("record: {}\n", r"learn.yml has no `train:` block\n.*config: run.yml"),
-        ("train: {config: other.yml}\n", r"train.config: there is no file .*other.yml\n.*--template logs"),
+        ("train: {config: other.yml}\n", r"train.config: .*other.yml does not exist\n.*--template logs"),
         ("train: {}\n", "train.config"),
         ("train: {config: run.yml, when: {rated: 0}}\n", "train.when.rated"),
         ("train: {config: run.yml, share: 0}\n", "train.share"),

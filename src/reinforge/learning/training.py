@@ -77,7 +77,7 @@ def read_train_config(file: Path) -> TrainConfig:
     path = file.absolute().parent / config.config.expanduser()
     if not path.is_file():
         fix = "make one: reinforge init NAME --template logs"
-        raise ConfigError(Problem("train.config", f"there is no file {path}", fix, str(file)))
+        raise ConfigError(Problem("train.config", f"{path} does not exist", fix, str(file)))
     return config.model_copy(update={"config": path})
 
 

@@ -1,6 +1,6 @@
 """Decode steps recorded as CUDA graphs: one launch instead of one for each small operation.
 
-On a GPU a decode step of a small model takes as long as the host needs to launch its operations, some twenty a layer. A
+On a GPU a decode step of a small model takes as long as the host needs to launch its operations, dozens a layer. A
 graph launches all of them at once. It reads and writes the memory that it was recorded with, so it is valid as long as
 the weights and the slots stay where they are, and for one number of rows and one length.
 
