@@ -79,11 +79,16 @@ def test_a_server_trains_on_its_rated_chats_and_tries_the_better_model(tmp_path)
                 _, reply = ask(client, "support@candidate", question, "judge")
                 scores.append(count_kept_rules(question, reply) == 3)
             assert sum(scores) >= 30, "the untrained model keeps all rules in every second reply"
+            said = []
+            while "the training of support has ended" not in line:  # after its process, which adds the version first
+                line = process.stdout.readline()
+                assert line, "the server has exited"
+                said.append(line)
     finally:
         process.terminate()
-        said = process.communicate()[0]
-    assert "is trained on its chats: process" in said
-    assert "Version 2 of support is the candidate, for 50% of the conversations." in said
+        process.communicate()
+    assert "is trained on its chats: process" in "".join(said)
+    assert "Version 2 of support is the candidate, for 50% of the conversations." in line
     [run_folder] = (tmp_path / ".reinforge" / "runs").iterdir()
     assert json.loads((run_folder / "summary.json").read_text())["promoted"] is True
     assert folder.read_version(2).run == str(run_folder)
