@@ -16,7 +16,7 @@ def put_calls(comparison, candidate, served, count=100):
     for is_candidate, cost in ((True, candidate), (False, served)):
         for number in range(count):
             found = cost(number) if callable(cost) else cost
-            comparison.put_call(LiveCall(1, f"{is_candidate} {number}", 0, *found), is_candidate=is_candidate)
+            comparison.guards.put(LiveCall(1, f"{is_candidate} {number}", 0, *found), is_candidate=is_candidate)
 
 
 def rate_well(comparison):
@@ -95,7 +95,7 @@ def test_one_call_that_hung_and_one_heavy_user_stop_nothing():
     put_calls(comparison, lambda number: (1e6 if number == 0 else 1.0, 10, False), (1.0, 10, False))
     assert comparison.judge().guards["latency"].value == pytest.approx(1.04)
     for _ in range(1000):
-        comparison.put_call(LiveCall(1, "True 1", 0, 5.0, 50, True), is_candidate=True)
+        comparison.guards.put(LiveCall(1, "True 1", 0, 5.0, 50, True), is_candidate=True)
     found = comparison.judge()
     assert [each.state for each in found.guards.values()] == ["ok"] * 3
     assert found.guards["latency"].value == pytest.approx(1.08, abs=1e-3)
@@ -115,7 +115,7 @@ def test_a_candidate_that_costs_the_same_is_seldom_stopped():
         comparison = LiveComparison()
         for number in range(600):
             seconds, is_candidate = float(rng.lognormal()), bool(rng.random() < 0.5)
-            comparison.put_call(LiveCall(1, f"user {number}", 0, seconds, 10, False), is_candidate=is_candidate)
+            comparison.guards.put(LiveCall(1, f"user {number}", 0, seconds, 10, False), is_candidate=is_candidate)
             if number % 10 == 0 and comparison.judge().outcome == "guard":
                 num_stopped += 1
                 break

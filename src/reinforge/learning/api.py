@@ -125,8 +125,9 @@ class LearningApi(Feature):
 
     def _read_calls(self, *, are_all: bool = False) -> list[LiveCall]:
         """Returns the calls that were added since the last time, or all; runs in the thread of the store."""
-        splits = [live.split for live in self._versions.values()]
-        calls, self._num_calls = self.store.read_calls(splits, 0 if are_all else self._num_calls)
+        calls = list[LiveCall]()
+        if splits := [live.split for live in self._versions.values()]:
+            calls, self._num_calls = self.store.read_calls(splits, 0 if are_all else self._num_calls)
         return calls
 
     async def _count_calls(self) -> None:
@@ -156,9 +157,7 @@ class LearningApi(Feature):
         def add() -> tuple[dict[str, Any], list[LiveScore], list[LiveCall]]:
             opinion = self._writer.mask(given.opinion)
             answer = self.store.add_feedback(key, given, opinion, self._writer.max_bytes * RESERVE)
-            if not self._versions:
-                return answer, [], []
-            return answer, self.store.read_scores(key, given), self._read_calls()
+            return answer, self.store.read_scores(key, given) if self._versions else [], self._read_calls()
 
         answer, scores, calls = await self._run(add)
         await self._rate(scores, calls)
@@ -166,7 +165,7 @@ class LearningApi(Feature):
 
     async def show(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
-        counts, calls = await self._run(lambda: (self.store.count(key), self._read_calls() if self._versions else []))
+        counts, calls = await self._run(lambda: (self.store.count(key), self._read_calls()))
         await self._rate([], calls)
         found = {"object": "learn", **counts}
         return write_json({**found, "versions": [await each.describe() for each in self._versions.values()]})

@@ -67,7 +67,7 @@ class StoreWriter(RecordWriter):
         if row["split"] is not None and not is_full:
             number = int(str(answered).rpartition("@")[2])
             cost = {"seconds": call.seconds, "tokens": reply.num_completion_tokens} if reply is not None else {}
-            self._store.add_call({**row, **cost, "version": number, "is_error": answer is None})
+            self._store.add("calls", {**row, **cost, "version": number, "is_error": answer is None})
         if answer is None or reply is None:
             return "failed" if reply is None else "cut"
         exchange = {"request": _drop(request, *USER_FIELDS), "response": _drop_tokens(_drop(answer, *USER_FIELDS))}

@@ -120,7 +120,7 @@ class StoredChat:
 
 
 class LearningStore:
-    """The store that this process writes to. Methods but `add_chat` and `add_call` block until it is on disk."""
+    """The store that this process writes to. Methods but `add` and `add_chat` block until it is on disk."""
 
     def __init__(self, database: Path):
         self.database, self.num_bytes = database, 0
@@ -153,13 +153,10 @@ class LearningStore:
     def add_chat(self, row: Mapping[str, Any], record: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> None:
         """Queues a chat; `row` has the columns but `data`, `tokens` what `dump_tokens` returns."""
         text = to_json({"record": record, "tokens": tokens})
-        self._add("chats", {**row, "data": zstandard.ZstdCompressor(level=3).compress(text.encode())})
+        self.add("chats", {**row, "data": zstandard.ZstdCompressor(level=3).compress(text.encode())})
 
-    def add_call(self, row: Mapping[str, Any]) -> None:
-        """Queues what a call cost; `row` has the columns but `seq`."""
-        self._add("calls", row)
-
-    def _add(self, table: str, values: Mapping[str, Any]) -> None:
+    def add(self, table: str, values: Mapping[str, Any]) -> None:
+        """Queues a row."""
         names = ", ".join(values)
         query = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name in values)})"
 

@@ -107,19 +107,19 @@ class GuardResult:
     """How the calls stand to a limit."""
 
     limit: float
-    candidate: float | None  # mean over users
-    served: float | None
-    value: float | None  # ratio of both, or difference of errors; None: one of them has no calls
-    ci_low: float | None
-    ci_high: float | None
     num_users: tuple[int, int]  # with calls of the candidate, of the served version
+    candidate: float | None = None  # mean over users
+    served: float | None = None
+    value: float | None = None  # ratio of both, or difference of errors; None: one of them has no calls
+    ci_low: float | None = None
+    ci_high: float | None = None
     state: GuardState = "ok"  # above: the value is above the limit; beyond: the whole interval is
 
     def describe(self, name: str) -> str:
         measured = f"{self.candidate:.3g} {METRICS[name]} against {self.served:.3g} of the served version"
         what = "difference" if name == "errors" else "ratio"
-        value = f"{what} {self.value:.3g} [{self.ci_low:.3g}, {self.ci_high:.3g}]"
-        return f"the guard {name}: {measured}, {value}, limit {self.limit:g}"
+        interval = f"[{self.ci_low:.3g}, {self.ci_high:.3g}]"
+        return f"the guard {name}: {measured}, {what} {self.value:.3g} {interval}, limit {self.limit:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +199,16 @@ class CallGuards:
         with np.errstate(invalid="ignore"):
             averages = self._held[..., 0] / self._held[..., 1]
         return {
-            name: self._judge(*averages[:, place].T, limit, is_ratio=name != "errors")
+            name: self._judge(averages[:, place], limit, is_ratio=name != "errors")
             for place, name in enumerate(METRICS)
             if (limit := getattr(limits, name)) is not None
         }
 
-    def _judge(self, candidate: Scores, served: Scores, limit: float, *, is_ratio: bool) -> GuardResult:
+    def _judge(self, averages: Scores, limit: float, *, is_ratio: bool) -> GuardResult:
+        candidate, served = averages.T
         n = int((~np.isnan(candidate)).sum()), int((~np.isnan(served)).sum())
         if min(n) == 0:
-            return GuardResult(limit, None, None, None, None, None, n)
+            return GuardResult(limit, n)
         weight, scale, begin, unit = 1.0, 1.0, 0.0, 1.0
         if is_ratio:
             most = MOST * max(float(np.nanmedian(served)), SMALLEST)
@@ -220,13 +221,16 @@ class CallGuards:
         means = float(np.nanmean(candidate)), float(np.nanmean(served))
         is_beyond = min(n) >= self._rule.min_users and low > limit
         state: GuardState = "beyond" if is_beyond else "above" if value > limit else "ok"
-        return GuardResult(limit, *means, value, max(low, 0.0) if is_ratio else low, high, n, state)
+        return GuardResult(limit, n, *means, value, max(low, 0.0) if is_ratio else low, high, state)
 
 
 class LiveComparison:
     """The scores of the conversations with a candidate and with the version that it may replace.
 
     Which version answers a conversation must be drawn at random, independently of the user.
+
+    Attributes:
+        guards: What their calls cost.
 
     Example: put("s1", "ann", 0.9, is_candidate=True), put("s2", "ben", 0.4, is_candidate=False), judge().outcome.
     """
@@ -237,14 +241,10 @@ class LiveComparison:
         self._users: dict[str, NDArray[np.float64]] = {}  # sums and numbers of scores by version [2, 2]
         self._sums = np.zeros(10)
         self._counts = [0, 0]
-        self._guards = CallGuards(self.rule)
-        few, alpha = self.rule.min_users, SHIFT_ALPHA / 2
-        self._shifts = [ShiftCheck(alpha, few // 2, few) for _ in range(2)]
+        self.guards = CallGuards(self.rule)
+        few = self.rule.min_users
+        self._shifts = [ShiftCheck(SHIFT_ALPHA / 2, few // 2, few) for _ in range(2)]
         self._pauses: list[tuple[int, str]] = []  # version and reason
-
-    def put_call(self, call: LiveCall, *, is_candidate: bool) -> None:
-        """Takes what a call cost."""
-        self._guards.put(call, is_candidate=is_candidate)
 
     def put(self, conversation: str, user: str, score: float | None, *, is_candidate: bool) -> None:
         """Takes the score of a conversation, in place of an earlier one; None takes it back."""
@@ -255,27 +255,18 @@ class LiveComparison:
         if score is not None:
             self._scores[conversation] = added = (user, 0 if is_candidate else 1, float(score))
             self._add(*added)
-            self._check_shift(*added)
-
-    def _check_shift(self, user: str, version: int, score: float) -> None:
-        check = self._shifts[version]
-        if (direction := check.add(user, score)) is not None:
-            name = ("candidate", "served version")[version]
-            why = f"the scores of the {name} shifted {direction}, found after {check.num_counted} scores of its users"
-            resumes = f"promotion resumes after {self.rule.min_users} more without a shift"
-            self._pauses.append((version, f"{why}; {resumes}"))
+            check = self._shifts[added[1]]
+            if (direction := check.add(user, score)) is not None:
+                what = f"scores of the {'candidate' if is_candidate else 'served version'} shifted {direction}"
+                when = f"found after {check.num_counted} scores of its users"
+                resumes = f"promotion resumes after {self.rule.min_users} more without a shift"
+                self._pauses.append((added[1], f"the {what}, {when}; {resumes}"))
 
     @property
     def paused(self) -> str | None:
         """Why nothing is promoted now: the newest shift of a version whose scores are not stable yet."""
         reasons = (reason for version, reason in reversed(self._pauses) if self._shifts[version].num_left)
         return next(reasons, None)
-
-    def remove_user(self, user: str) -> None:
-        """Forgets all scores of a user."""
-        for conversation, (name, version, _) in list(self._scores.items()):
-            if name == user:
-                self.put(conversation, user, None, is_candidate=version == 0)
 
     def _add(self, user: str, version: int, score: float, sign: int = 1) -> None:
         held = self._users.setdefault(user, np.zeros((2, 2)))
@@ -316,7 +307,7 @@ class LiveComparison:
             measured = format_interval(difference, low, high, signed=True)
         outcome, why = self._decide(low, high, min(num_users), sum(counts))
         reason = f"{why}: {measured}, by {num_users[0]} users of the candidate and {num_users[1]} of the served version"
-        guards, paused = self._guards.judge(), self.paused
+        guards, paused = self.guards.judge(), self.paused
         if outcome in ("promote", "continue"):
             outcome, reason = self._hold(outcome, reason, guards, paused, sum(counts))
         pauses = tuple(reason for _, reason in self._pauses)

@@ -26,15 +26,14 @@ class ShiftCheck:
     """Watches the scores of one version.
 
     Attributes:
-        num_counted: Scores that counted.
-        num_left: Scores that have to count, without another shift, until the distribution is stable again.
+        num_left: Scores that have to count without another shift until the distribution is stable again.
 
     Args:
         alpha: Without a shift, the probability that one is ever found is at most this.
         num_others: A user counts again after so many others.
         num_stable: After a shift, the distribution is stable once so many scores have counted.
 
-    Example: alpha 0.025, others 50, stable 100; 100 users score 1, then others 0: the 20th of these or so reveals a shift down.
+    Example: alpha 0.025; 100 users score 1, then others 0: the 20th of these or so reveals a shift down.
     """
 
     def __init__(self, alpha: float, num_others: int, num_stable: int):

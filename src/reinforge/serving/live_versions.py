@@ -149,7 +149,7 @@ class LiveVersions(Feature):
                 comparison.put(each.conversation, each.user, each.score, is_candidate=is_candidate)
         for call in calls:
             if call.split == state.seed:
-                comparison.put_call(call, is_candidate=call.version == state.candidate)
+                comparison.guards.put(call, is_candidate=call.version == state.candidate)
         if comparison.paused not in (None, self._pause):
             self._pause = comparison.paused
             logger.warning("%s@%d: promotion is paused: %s", self.name, state.candidate, self._pause)

@@ -210,12 +210,9 @@ def decode_body(body: bytes, most: int | None = None) -> Any:
         raise BadRequest(f"the body is not JSON: {error}") from None
 
 
-INTERNAL = "internal_error"
-
-
 def describe_failure(error: Exception, what: str = "a model call of an agent") -> BadRequest:
     """Returns what a client is told of an exception; a failure that is not the fault of the request is logged too."""
-    if (found := find_failure(error)).code == INTERNAL:
+    if (found := find_failure(error)).code == "internal_error":
         logger.warning("%s failed: %s: %s", what, type(error).__name__, redact_secrets(str(error)), exc_info=error)
     return found
 
@@ -235,4 +232,4 @@ def find_failure(error: Exception) -> BadRequest:
     is_setup = isinstance(error, ConfigError) and not isinstance(error, ChatTemplateError)
     if isinstance(error, TypeError | ValueError) and not is_setup:
         return BadRequest(text, getattr(error, "param", None))
-    return BadRequest(f"{type(error).__name__}: {text}", status=500, code=INTERNAL)
+    return BadRequest(f"{type(error).__name__}: {text}", status=500, code="internal_error")
