@@ -54,8 +54,8 @@ class StoreWriter(RecordWriter):
             conversation = make_alias(call.key, "prompt", f"{user}\0{self._find_conversation(request)}")
         if not self._is_in_share(conversation):
             return "not_in_share"
-        row = {"key": call.key, "user": make_alias(call.key, "user", user) if user else None, "split": None}
-        row |= {"started_s": call.started_s, "version": None if reply is None else reply.version}
+        row: dict[str, Any] = {"key": call.key, "user": make_alias(call.key, "user", user) if user else None}
+        row |= {"started_s": call.started_s, "version": None if reply is None else reply.version, "split": None}
         if user:  # the units of a comparison are users
             asked, answered = request.get("model"), load_json(b"".join(call.pieces)).get("model")
             row["split"] = self._find_split(str(asked or ""), str(answered), session or user)
