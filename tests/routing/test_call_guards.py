@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from reinforge.routing.live_comparison import GuardLimits, LiveCall, LiveComparison, LiveTest
+from reinforge.routing.live_comparison import LiveCall, LiveComparison, LiveLimits, LiveTest
 
 
 def put_calls(comparison, candidate, served, count=100):
@@ -27,7 +27,7 @@ def rate_well(comparison):
 
 def judge(candidate, served, count=100, **limits):
     """Returns the guards, and the outcome of a candidate whose scores are much better."""
-    comparison = LiveComparison(LiveTest(guards=GuardLimits(**limits)))
+    comparison = LiveComparison(LiveTest(guards=LiveLimits(**limits)))
     put_calls(comparison, candidate, served, count)
     unrated = comparison.judge()
     rate_well(comparison)

@@ -45,7 +45,7 @@ SHIFT_ALPHA = 0.05
 """Without a shift of the scores, the probability that a comparison is ever paused is at most this."""
 
 
-class GuardLimits(BaseModel):
+class LiveLimits(BaseModel):
     """What a candidate may cost, whatever its scores are; null: that metric is not limited."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -77,7 +77,7 @@ class LiveTest(BaseModel):
     """Nothing is decided before each version has scores of so many users."""
     max_conversations: int = Field(4000, ge=1)
     """Conversations with a score after which an undecided candidate is stopped for futility."""
-    guards: GuardLimits = GuardLimits()
+    guards: LiveLimits = LiveLimits()
     """A candidate beyond one of these is stopped, and one above it is not promoted."""
 
 
@@ -103,7 +103,7 @@ class LiveCall(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GuardResult:
+class LiveGuard:
     """How the calls stand to a limit."""
 
     limit: float
@@ -133,7 +133,7 @@ class LiveResult:
     ci_high: float | None
     num_users: tuple[int, int]  # with a score of the candidate, of the served version
     num_conversations: tuple[int, int]
-    guards: dict[str, GuardResult]
+    guards: dict[str, LiveGuard]
     paused: str | None  # why nothing is promoted now
     pauses: tuple[str, ...]  # all so far
 
@@ -194,7 +194,7 @@ class CallGuards:
             if value is not None:
                 self._held[row, metric, 0 if is_candidate else 1] += value, 1
 
-    def judge(self) -> dict[str, GuardResult]:
+    def judge(self) -> dict[str, LiveGuard]:
         limits = self._rule.guards
         with np.errstate(invalid="ignore"):
             averages = self._held[..., 0] / self._held[..., 1]
@@ -204,11 +204,11 @@ class CallGuards:
             if (limit := getattr(limits, name)) is not None
         }
 
-    def _judge(self, averages: Scores, limit: float, *, is_ratio: bool) -> GuardResult:
+    def _judge(self, averages: Scores, limit: float, *, is_ratio: bool) -> LiveGuard:
         candidate, served = averages.T
         n = int((~np.isnan(candidate)).sum()), int((~np.isnan(served)).sum())
         if min(n) == 0:
-            return GuardResult(limit, n)
+            return LiveGuard(limit, n)
         weight, scale, begin, unit = 1.0, 1.0, 0.0, 1.0
         if is_ratio:
             most = MOST * max(float(np.nanmedian(served)), SMALLEST)
@@ -221,7 +221,7 @@ class CallGuards:
         means = float(np.nanmean(candidate)), float(np.nanmean(served))
         is_beyond = min(n) >= self._rule.min_users and low > limit
         state: GuardState = "beyond" if is_beyond else "above" if value > limit else "ok"
-        return GuardResult(limit, n, *means, value, max(low, 0.0) if is_ratio else low, high, state)
+        return LiveGuard(limit, n, *means, value, max(low, 0.0) if is_ratio else low, high, state)
 
 
 class LiveComparison:
@@ -314,7 +314,7 @@ class LiveComparison:
         return LiveResult(outcome, reason, difference, low, high, num_users, counts, guards, paused, pauses)
 
     def _hold(
-        self, outcome: LiveOutcome, reason: str, guards: dict[str, GuardResult], paused: str | None, num_scores: int
+        self, outcome: LiveOutcome, reason: str, guards: dict[str, LiveGuard], paused: str | None, num_scores: int
     ) -> tuple[LiveOutcome, str]:
         """Returns what guards and a pause make of a candidate that is not stopped for its scores."""
         by_state = {each.state: each.describe(name) for name, each in guards.items() if each.state != "ok"}
