@@ -4,7 +4,7 @@
 
 As long as the order of the scores tells nothing, p is uniform on [0, 1] and independent of the ranks before, whatever
 the distribution of the scores (conformal p-values: Vovk, Nouretdinov and Gammerman 2003; Vovk 2021, arXiv:1906.09256).
-So a gambler who bets on large ranks, 2 p - 1, or on small ones, 1 - 2 p, gains nothing on average, and `DriftCheck`, which
+So a gambler who bets on large ranks, 2 p - 1, or on small ones, 1 - 2 p, gains nothing on average. `DriftCheck`, which
 lets a new gambler begin with every score, limits the probability of a false alarm, however often it is looked at.
 
 A score counts only if its user is not among the newest users that counted, so that few users cannot make a shift.
