@@ -5,6 +5,8 @@ import hashlib
 import time
 
 from reinforge.learning import capture
+from reinforge.learning.api import LearningApi
+from reinforge.serving.recording import RecordConfig
 from tests.doubles import ScriptedPolicy, ids_of
 from tests.learning.learning import chat, kept, learn, rate
 from tests.serving.serving import async_anthropic, async_openai, http, says, serve
@@ -140,3 +142,60 @@ async def test_a_store_that_cannot_be_written_stops_keeping_and_never_serving(tm
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
         assert (await chat(client, "still"))["choices"]
     assert len([each for each in caplog.records if "recording failed" in each.message]) == 1
+
+
+class DrawnVersion:
+    """Stands for a folder of versions `m` of which a split, with the seed 7, drew version 2 for every conversation."""
+
+    name, split = "m", 7
+
+    def __init__(self):
+        self.calls = []
+
+    def find_split(self, conversation, version):
+        return self.split if version == 2 else None
+
+    async def rate(self, scores, calls=(), *, are_all=False):
+        self.calls = [*([] if are_all else self.calls), *calls]
+
+    async def describe(self):
+        return {}
+
+
+def answer_by_text(request):
+    text = request.messages[-1]["content"]
+    return RuntimeError("the engine failed") if text == "fail" else ValueError("bad") if text == "bad" else "reply"
+
+
+async def test_calls_that_fail_or_are_cut_are_counted_as_errors_of_their_version(tmp_path):
+    live = DrawnVersion()
+    learning = LearningApi(tmp_path, RecordConfig(), None, [live])
+    policies = {"m@2": ScriptedPolicy(answer_by_text)}
+    async with serve(policies, [learning], keeper=learning.keeper) as app, http(app) as client:
+        statuses = []
+        for text, more in (
+            ("hi", {}),
+            ("hi", {"max_tokens": 2}),
+            ("fail", {}),
+            ("fail", {"stream": True}),
+            ("bad", {}),  # the fault of the request
+            ("hi", {"stream": True}),
+        ):
+            body = {"messages": says(text), "user": "ann", **more}
+            statuses.append((await client.post("/v1/chat/completions", json=body)).status_code)
+        no_user = {"messages": says("fail")}
+        assert (await client.post("/v1/chat/completions", json=no_user)).status_code == 500
+        assert statuses == [200, 200, 500, 500, 400, 200]
+        assert (await client.get("/v1/learn")).json()["chats"] == 2
+        assert [(each.version, each.tokens, bool(each.is_error)) for each in live.calls] == [
+            (2, 5, False),
+            (2, 5, True),
+            (2, None, True),
+            (2, None, True),
+            (2, 5, False),
+        ]
+        assert [each.seconds is None for each in live.calls] == [False, False, True, True, False]
+        assert learning._recorder.counts == {"recorded": 2, "cut": 1, "failed": 3}
+        await client.delete("/v1/learn/users/ann")
+        assert live.calls == []
+    assert b"ann" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from reinforge.learning.api import LearningApi
-from reinforge.routing.live_comparison import LiveTest
+from reinforge.routing.live_comparison import LiveScore, LiveTest
 from reinforge.serving.app import ServeApp
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import LoadSettings, ModelLoader
@@ -269,3 +269,52 @@ def test_a_comparison_needs_versions_to_compare(tiny_model_dir, tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "no folder of versions is served" in said
+
+
+async def test_a_candidate_whose_replies_are_cut_is_stopped_though_nobody_rates(support, tmp_path):
+    async with learn(support, tmp_path, min_users=10) as client:
+        guards = None
+        for number in range(80):
+            cut = {"max_tokens": 1} if client.live.draw(f"user {number}") == 2 else CHOICE
+            body = {"model": "support", "messages": says("hi"), "user": f"user {number}", **cut}
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+            found = (await show(client))["comparison"]
+            if found is None or support.read().candidate is None:
+                break
+            guards = found["guards"]
+    event = support.read_log()[-1]
+    assert (event.action, event.version, event.by) == ("stop", 2, "comparison")
+    assert event.reason.startswith("stopped by the guard errors: 1 of the calls failed or were cut against 0 of")
+    assert (event.evidence["guards"]["errors"]["state"], event.evidence["num_users"]) == ("beyond", [0, 0])
+    assert (guards["errors"]["candidate"], guards["errors"]["served"]) == (1, 0)
+
+
+async def test_guards_survive_a_restart_and_forget_a_deleted_user(support, tmp_path):
+    async with learn(support, tmp_path) as client:
+        for number in range(8):
+            await chat(client, f"user {number}")
+        await chat(client)  # its user is unknown
+        before = (await show(client))["comparison"]["guards"]
+        assert sum(before["latency"]["num_users"]) == 8
+        assert before["length"]["served"] > 0
+    async with learn(support, tmp_path) as client:
+        assert (await show(client))["comparison"]["guards"] == before
+        await client.delete("/v1/learn/users/user 7")
+        assert sum((await show(client))["comparison"]["guards"]["latency"]["num_users"]) == 7
+
+
+async def test_a_shift_pauses_promotion_and_a_person_promotes_nevertheless(support, tmp_path, caplog):
+    async with learn(support, tmp_path, min_users=130) as client:
+        scores = [
+            LiveScore(client.live.split, f"{version} {number}", f"user {number}", version, score)
+            for number, both in enumerate([(1.0, 1.0)] * 100 + [(0.0, 1.0)] * 40)
+            for version, score in zip((1, 2), both, strict=True)
+        ]
+        for each in scores:
+            await client.live.rate([each])
+        found = (await show(client))["comparison"]
+        assert found["paused"].startswith("the scores of the served version shifted down")
+        assert found["paused"] in found["reason"]
+        assert [record.message.count("promotion is paused") for record in caplog.records].count(1) == 1
+        support.promote(2)
+        await wait_for(lambda: client.live.state.promoted == 2)

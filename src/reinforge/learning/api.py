@@ -23,7 +23,7 @@ from reinforge.learning.capture import StoreKeeper, StoreWriter
 from reinforge.learning.feedback import Feedback
 from reinforge.learning.store import STORE, LearningStore, make_alias
 from reinforge.learning.training import BLOCKS, TrainingStarter
-from reinforge.routing.live_comparison import LiveScore
+from reinforge.routing.live_comparison import LiveCall, LiveScore
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import TrainingHost
 from reinforge.serving.metrics import Counts
@@ -35,6 +35,7 @@ T = TypeVar("T")
 RESERVE = 1.1
 """Feedback is taken until the store is this times as large as the size from which on no further chats are kept."""
 CLEAN_S = 3600.0  # seconds between two times at which chats that are too old are deleted
+COUNT_S = 5.0  # seconds between two times at which new calls are counted, rated or not
 
 
 class LearningApi(Feature):
@@ -60,7 +61,7 @@ class LearningApi(Feature):
         self._writer = StoreWriter(self.store, config, self._find_split)
         self._recorder = Recorder(folder, config, writer=self._writer)
         self.keeper = StoreKeeper(self._recorder, token)
-        self._thread = ThreadPoolExecutor(1, "feedback")
+        self._thread, self._num_calls = ThreadPoolExecutor(1, "feedback"), 0
         self._tasks: list[asyncio.Task[None]] = []
 
     def routes(self) -> list[web.RouteDef]:
@@ -78,6 +79,7 @@ class LearningApi(Feature):
         self._recorder.start()
         await self._rate_all()
         self._tasks.append(asyncio.create_task(self._clean()))
+        self._tasks.append(asyncio.create_task(self._count_calls()))
         if self._trainings is not None:
             self._tasks.append(asyncio.create_task(self._trainings.run()))
 
@@ -118,13 +120,27 @@ class LearningApi(Feature):
             return None
         return live.find_split(conversation, int(version))
 
-    async def _rate(self, scores: list[LiveScore], *, are_all: bool = False) -> None:
-        await asyncio.gather(*(live.rate(scores, are_all=are_all) for live in self._versions.values()))
+    async def _rate(self, scores: list[LiveScore], calls: list[LiveCall], *, are_all: bool = False) -> None:
+        await asyncio.gather(*(live.rate(scores, calls, are_all=are_all) for live in self._versions.values()))
+
+    def _read_calls(self, *, are_all: bool = False) -> list[LiveCall]:
+        """Returns the calls that were added since the last time, or all; runs in the thread of the store."""
+        calls = list[LiveCall]()
+        if splits := [live.split for live in self._versions.values()]:
+            calls, self._num_calls = self.store.read_calls(splits, 0 if are_all else self._num_calls)
+        return calls
+
+    async def _count_calls(self) -> None:
+        while self._versions:
+            await asyncio.sleep(COUNT_S)
+            with contextlib.suppress(ApiError):  # a store that cannot be used was reported
+                await self._rate([], await self._run(self._read_calls))
 
     async def _rate_all(self) -> None:
-        """Counts the scores that are kept, and no others."""
+        """Counts the scores and calls that are kept, and no others."""
         if self._versions:
-            await self._rate(await self._run(self.store.read_scores), are_all=True)
+            kept = await self._run(lambda: (self.store.read_scores(), self._read_calls(are_all=True)))
+            await self._rate(*kept, are_all=True)
 
     async def add(self, request: web.Request) -> web.Response:
         """Answers once feedback is on disk."""
@@ -138,18 +154,20 @@ class LearningApi(Feature):
             raise refuse_invalid(error) from None
         key = self.keeper.hash_key(request)
 
-        def add() -> tuple[dict[str, Any], list[LiveScore]]:
+        def add() -> tuple[dict[str, Any], list[LiveScore], list[LiveCall]]:
             opinion = self._writer.mask(given.opinion)
             answer = self.store.add_feedback(key, given, opinion, self._writer.max_bytes * RESERVE)
-            return answer, self.store.read_scores(key, given) if self._versions else []
+            return answer, self.store.read_scores(key, given) if self._versions else [], self._read_calls()
 
-        answer, scores = await self._run(add)
-        await self._rate(scores)
+        answer, scores, calls = await self._run(add)
+        await self._rate(scores, calls)
         return write_json(answer)
 
     async def show(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
-        found = {"object": "learn", **await self._run(lambda: self.store.count(key))}
+        counts, calls = await self._run(lambda: (self.store.count(key), self._read_calls()))
+        await self._rate([], calls)
+        found = {"object": "learn", **counts}
         return write_json({**found, "versions": [await each.describe() for each in self._versions.values()]})
 
     async def remove_user(self, request: web.Request) -> web.Response:

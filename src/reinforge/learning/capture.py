@@ -43,9 +43,9 @@ class StoreWriter(RecordWriter):
         self.max_bytes = config.max_mb * 1e6
 
     def write(self, call: RecordedCall, change: Change | None) -> str:
-        """Returns what became of a call: recorded, not_whole, not_in_share, cut, withheld, full."""
+        """Returns what became of a call: recorded, not_whole, not_in_share, failed, cut, withheld, full."""
         request, reply = load_json(call.request), call.reply
-        if reply is None or (call.call_type == TEXT and not isinstance(request.get("prompt"), str)):
+        if call.call_type == TEXT and not isinstance(request.get("prompt"), str):
             return "not_whole"
         session, user = find_names(request)
         if session := call.conversation or session:
@@ -54,14 +54,26 @@ class StoreWriter(RecordWriter):
             conversation = make_alias(call.key, "prompt", f"{user}\0{self._find_conversation(request)}")
         if not self._is_in_share(conversation):
             return "not_in_share"
+        row: dict[str, Any] = {"key": call.key, "user": make_alias(call.key, "user", user) if user else None}
+        row |= {"started_s": call.started_s, "version": None if reply is None else reply.version, "split": None}
+        if user:  # the units of a comparison are users
+            asked, answered = request.get("model"), load_json(b"".join(call.pieces)).get("model")
+            row["split"] = self._find_split(str(asked or ""), str(answered), session or user)
+        is_full = self._check_full()
         try:
             answer = self._read_answer(call)
         except CutAnswerError:
-            return "cut"
+            answer = None
+        if row["split"] is not None and not is_full:
+            number = int(str(answered).rpartition("@")[2])
+            cost = {"seconds": call.seconds, "tokens": reply.num_completion_tokens} if reply is not None else {}
+            self._store.add("calls", {**row, **cost, "version": number, "is_error": answer is None})
+        if answer is None or reply is None:
+            return "failed" if reply is None else "cut"
         exchange = {"request": _drop(request, *USER_FIELDS), "response": _drop_tokens(_drop(answer, *USER_FIELDS))}
         if (found := self._clean(exchange, change)) is None:
             return "withheld"
-        if self._check_full():
+        if is_full:
             return "full"
         record = {**self._describe(call, conversation), **self._measure(request, answer)}
         del record["trace_id"]  # each reply is rated by itself
@@ -69,11 +81,7 @@ class StoreWriter(RecordWriter):
         record |= {"proxy_server_request": {"body": found["request"]}, "response": found["response"]}
         if call.call_type == TEXT:
             record["messages"] = found["request"].get("prompt")
-        row = {"key": call.key, "id": answer["id"], "conversation": conversation, "started_s": call.started_s}
-        row |= {"user": make_alias(call.key, "user", user) if user else None}
-        row |= {"model": str(answer.get("model")), "version": reply.version, "split": None}
-        if user:  # the units of a comparison are users
-            row["split"] = self._find_split(str(request.get("model") or ""), row["model"], session or user)
+        row |= {"id": answer["id"], "conversation": conversation, "model": str(answer.get("model"))}
         tokens = reply.tokens if found == exchange else None
         self._store.add_chat(row, record, None if tokens is None else dump_tokens(tokens))
         return "recorded"
@@ -133,13 +141,15 @@ class StoreKeeper:
 
         def keep(answer: Mapping[str, Any], replies: Sequence[ModelReply]) -> None:
             nonlocal is_finished
+            if is_finished:
+                return
             if len(replies) > 1:  # a rating would not say which
                 self._recorder.counts["several_replies"] += 1
                 return
-            is_finished, call.reply = True, replies[0]
+            is_finished, call.reply = True, replies[0] if replies else None
             call.key, call.status, call.content_type = self.hash_key(request), 200, "application/json"
             self._recorder.add(call, encode_body(answer))
-            self._recorder.finish(call)
+            self._recorder.finish(call, "" if replies else "the call failed")
 
         try:
             yield keep

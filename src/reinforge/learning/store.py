@@ -2,6 +2,7 @@
 
     chats      one reply of the server: the request without the user's id, the reply, its exact tokens, model, version;
                `split`: seed of the split between two versions that drew its version; null: none did, or it has no user
+    calls      what the calls cost whose version a split drew, also those that failed or were cut; no text
     feedback   what one source said of a chat, or of the chats of a session so far; rows are only added
     trainings  version -> chats
     removals   version -> people whose chats it was trained on and were removed since
@@ -17,7 +18,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from reinforge.errors import ConfigError, StorageError, boundary
 from reinforge.files import to_json
 from reinforge.learning.feedback import Feedback, Opinion
 from reinforge.limits import get_limits
-from reinforge.routing.live_comparison import LiveScore
+from reinforge.routing.live_comparison import LiveCall, LiveScore
 from reinforge.runs.journal.episode_json import parse_tokens
 from reinforge.runs.journal.reader import open_for_reading
 from reinforge.runs.journal.writer import JournalWriter
@@ -38,7 +39,7 @@ from reinforge.serving.routes import ApiError
 from reinforge.types.request import TokenLogprobs
 
 STORE = "learn.sqlite"
-FORMAT = 2
+FORMAT = 3
 CHAT, SESSION = "chat", "session"
 _SCHEMA = """
 CREATE TABLE chats (
@@ -47,6 +48,11 @@ CREATE TABLE chats (
 CREATE INDEX chats_by_conversation ON chats (key, conversation);
 CREATE INDEX chats_by_user ON chats (key, user);
 CREATE INDEX chats_by_split ON chats (split) WHERE split IS NOT NULL;
+CREATE TABLE calls (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, split INTEGER NOT NULL, key TEXT NOT NULL, user TEXT NOT NULL,
+    version INTEGER NOT NULL, started_s REAL NOT NULL, seconds REAL, tokens INTEGER, is_error INTEGER NOT NULL);
+CREATE INDEX calls_by_split ON calls (split);
+CREATE INDEX calls_by_user ON calls (key, user);
 CREATE TABLE feedback (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, level TEXT NOT NULL, target TEXT NOT NULL,
     until INTEGER NOT NULL, source TEXT NOT NULL, data TEXT NOT NULL, request_key TEXT, digest TEXT NOT NULL,
@@ -114,7 +120,7 @@ class StoredChat:
 
 
 class LearningStore:
-    """The store that this process writes to. Methods block until what they do is on disk, but for `add_chat`."""
+    """The store that this process writes to. Methods but `add` and `add_chat` block until it is on disk."""
 
     def __init__(self, database: Path):
         self.database, self.num_bytes = database, 0
@@ -147,9 +153,12 @@ class LearningStore:
     def add_chat(self, row: Mapping[str, Any], record: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> None:
         """Queues a chat; `row` has the columns but `data`, `tokens` what `dump_tokens` returns."""
         text = to_json({"record": record, "tokens": tokens})
-        values = {**row, "data": zstandard.ZstdCompressor(level=3).compress(text.encode())}
+        self.add("chats", {**row, "data": zstandard.ZstdCompressor(level=3).compress(text.encode())})
+
+    def add(self, table: str, values: Mapping[str, Any]) -> None:
+        """Queues a row."""
         names = ", ".join(values)
-        query = f"INSERT OR IGNORE INTO chats ({names}) VALUES ({', '.join(f':{name}' for name in values)})"
+        query = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join(f':{name}' for name in values)})"
 
         def insert(db: sqlite3.Connection) -> None:
             db.execute(query, values)
@@ -222,11 +231,19 @@ class LearningStore:
 
         return self.run(read)
 
+    def read_calls(self, splits: Collection[int], after: int) -> tuple[list[LiveCall], int]:
+        """Returns the calls of splits after the one with a number, and the number of the newest of them."""
+        columns, marks = "seq, split, user, version, seconds, tokens, is_error", ", ".join("?" * len(splits))
+        query = f"SELECT {columns} FROM calls WHERE split IN ({marks}) AND seq > ? ORDER BY seq"
+        rows = self.run(lambda db: db.execute(query, (*splits, after)).fetchall())
+        return [LiveCall(*row[1:]) for row in rows], rows[-1][0] if rows else after
+
     def remove_before(self, started_s: float) -> bool:
-        """Deletes older chats and what is said of them; returns whether there were any."""
+        """Deletes older chats, what is said of them, and older calls; returns whether there were any chats."""
 
         def remove(db: sqlite3.Connection) -> int:
             count = db.execute("DELETE FROM chats WHERE started_s < ?", (started_s,)).rowcount
+            db.execute("DELETE FROM calls WHERE started_s < ?", (started_s,))
             _remove_orphans(db)
             self._measure(db)
             return count
@@ -252,6 +269,7 @@ class LearningStore:
                 whose,
             )
             num_chats = db.execute(f"DELETE FROM chats WHERE {theirs}", whose).rowcount
+            db.execute("DELETE FROM calls WHERE key = ? AND user = ?", whose)
             num_feedback = _remove_orphans(db)
             self._measure(db)
             query = "SELECT version FROM removals WHERE key = ? AND user = ? ORDER BY version"
@@ -309,11 +327,9 @@ def read_opinions(db: sqlite3.Connection, key: str, level: str, target: str, seq
     return opinions
 
 
-_RATED = (
-    f"(EXISTS (SELECT 1 FROM feedback AS f WHERE f.key = c.key AND f.level = '{CHAT}' AND f.target = c.id) OR EXISTS "
-    f"(SELECT 1 FROM feedback AS f WHERE f.key = c.key AND f.level = '{SESSION}' AND f.target = c.conversation AND "
-    "f.until >= c.seq))"
-)
+_FEEDBACK = "coalesce((SELECT max(seq) FROM feedback AS f WHERE f.key = c.key AND f.level = '%s' AND f.target = %s), 0)"
+_NEWEST = f"max({_FEEDBACK % (CHAT, 'c.id')}, {_FEEDBACK % (SESSION, 'c.conversation AND f.until >= c.seq')})"
+_RATED = f"{_NEWEST} > 0"
 _TRAINED = "EXISTS (SELECT 1 FROM trainings AS t WHERE t.key = c.key AND t.chat = c.id)"
 _OWNER = (
     "coalesce((SELECT max(user) FROM chats AS o WHERE o.key = c.key AND o.conversation = c.conversation), conversation)"
@@ -334,20 +350,22 @@ def _merge_opinions(db: sqlite3.Connection, key: str, id_: str, conversation: st
 def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
     """Returns the scores in [0, 1] of conversations: the means of their replies, which are the means of their sources.
 
+    They are in the order of their newest feedback.
+
     Args:
         whose: Key and alias of one conversation; none: of all.
     """
     where = f"{_RATED} AND split IS NOT NULL" + (" AND key = ? AND conversation = ?" if whose else "")
     order = "row_number() OVER (PARTITION BY split, key, conversation ORDER BY seq DESC) AS place"
     columns = "seq, key, id, conversation, user, split, version"
-    query = (
-        f"SELECT {columns} FROM (SELECT {columns}, {order} FROM chats AS c WHERE {where}) WHERE place <= ? ORDER BY seq"
-    )
+    chats = f"SELECT {columns}, {_NEWEST} AS newest, {order} FROM chats AS c WHERE {where}"
+    query = f"SELECT {columns} FROM ({chats}) WHERE place <= ? ORDER BY newest"
     scores: dict[tuple[int, str], tuple[str, int, list[float]]] = {}
     for seq, key, id_, conversation, user, split, version in db.execute(query, (*whose, MAX_REPLIES)).fetchall():
         opinions = _merge_opinions(db, key, id_, conversation, seq).values()
         said = [float(each["score"] if "score" in each else each.get("label", -1)) for each in opinions]
-        replies = scores.setdefault((split, conversation), (user, version, []))[2]
+        scores[split, conversation] = scores.pop((split, conversation), (user, version, []))  # moves to the end
+        replies = scores[split, conversation][2]
         if found := [each for each in said if 0 <= each <= 1]:
             replies.append(sum(found) / len(found))
     return [

@@ -16,6 +16,10 @@ arXiv:2103.06476, theorem 2.2):
 Differs from the paper: the values are users' averages, which change with further scores, in two columns; time is the
 information 1 / se^2, in which such estimates behave as sums of independent values (Scharfstein, Tsiatis and Robins
 1997). Bets on bounded means (arXiv:2010.09686) need no limit theorem, but they bet on conversations, not on users.
+
+Guards use the same interval on what the calls of users cost. For the largest ratio L of the seconds c and s of a reply,
+it is that of c - L s: the ratio is larger if all of it lies above 0. A user's average counts at most `MOST` times the
+median of the served version, which is the unit of the scale [0, 1].
 """
 
 from __future__ import annotations
@@ -29,8 +33,29 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from reinforge.evaluation.statistics import Scores, format_interval
+from reinforge.routing.score_shift import ShiftCheck
 
-LiveOutcome = Literal["promote", "harm", "futility", "continue"]
+LiveOutcome = Literal["promote", "harm", "futility", "guard", "continue"]
+GuardState = Literal["ok", "above", "beyond"]
+METRICS = {"latency": "seconds per reply", "length": "tokens per reply", "errors": "of the calls failed or were cut"}
+MOST = 5.0
+"""A user's average of seconds or tokens counts at most this times the median user of the served version."""
+SMALLEST = 1e-3  # seconds, or tokens: smaller ones have no ratio
+SHIFT_ALPHA = 0.05
+"""Without a shift of the scores, the probability that a comparison is ever paused is at most this."""
+
+
+class LiveLimits(BaseModel):
+    """What a candidate may cost, whatever its scores are; null: that metric is not limited."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    latency: float | None = Field(1.5, gt=1, le=4)
+    """Largest ratio of the seconds from a request to the end of its reply, to the served version's."""
+    length: float | None = Field(1.5, gt=1, le=4)
+    """Largest ratio of the tokens of a reply to the served version's."""
+    errors: float | None = Field(0.02, ge=0, lt=1)
+    """Largest difference of the shares of calls that failed or whose reply was cut at a limit."""
 
 
 class LiveTest(BaseModel):
@@ -52,6 +77,8 @@ class LiveTest(BaseModel):
     """Nothing is decided before each version has scores of so many users."""
     max_conversations: int = Field(4000, ge=1)
     """Conversations with a score after which an undecided candidate is stopped for futility."""
+    guards: LiveLimits = LiveLimits()
+    """A candidate beyond one of these is stopped, and one above it is not promoted."""
 
 
 class LiveScore(NamedTuple):
@@ -62,6 +89,37 @@ class LiveScore(NamedTuple):
     user: str
     version: int
     score: float | None  # in [0, 1]; None: it has none, or no longer
+
+
+class LiveCall(NamedTuple):
+    """A call whose version was drawn, rated or not."""
+
+    split: int  # seed of the split that drew its version
+    user: str
+    version: int
+    seconds: float | None  # None: it has no reply
+    tokens: int | None
+    is_error: bool  # it failed, or its reply was cut at a limit
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGuard:
+    """How the calls stand to a limit."""
+
+    limit: float
+    num_users: tuple[int, int]  # with calls of the candidate, of the served version
+    candidate: float | None = None  # mean over users
+    served: float | None = None
+    value: float | None = None  # ratio of both, or difference of errors; None: one of them has no calls
+    ci_low: float | None = None
+    ci_high: float | None = None
+    state: GuardState = "ok"  # above: the value is above the limit; beyond: the whole interval is
+
+    def describe(self, name: str) -> str:
+        measured = f"{self.candidate:.3g} {METRICS[name]} against {self.served:.3g} of the served version"
+        what = "difference" if name == "errors" else "ratio"
+        interval = f"[{self.ci_low:.3g}, {self.ci_high:.3g}]"
+        return f"the guard {name}: {measured}, {what} {self.value:.3g} {interval}, limit {self.limit:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +133,9 @@ class LiveResult:
     ci_high: float | None
     num_users: tuple[int, int]  # with a score of the candidate, of the served version
     num_conversations: tuple[int, int]
+    guards: dict[str, LiveGuard]
+    paused: str | None  # why nothing is promoted now
+    pauses: tuple[str, ...]  # all so far
 
 
 def describe_user(candidate: Scores, served: Scores) -> Scores:
@@ -117,10 +178,59 @@ def _compute_half(squared_error: Scores, expected: float, confidence: float) -> 
     return np.sqrt(squared_error * spread)
 
 
+class CallGuards:
+    """What the calls with a candidate cost, and those with the version that it may replace, by user."""
+
+    def __init__(self, rule: LiveTest):
+        self._rule = rule
+        self._rows: dict[str, int] = {}  # by user
+        self._held = np.zeros((64, len(METRICS), 2, 2))  # by row, metric and version: sum and number
+
+    def put(self, call: LiveCall, *, is_candidate: bool) -> None:
+        row = self._rows.setdefault(call.user, len(self._rows))
+        if row == len(self._held):
+            self._held = np.concatenate([self._held, np.zeros_like(self._held)])
+        for metric, value in enumerate((call.seconds, call.tokens, call.is_error)):
+            if value is not None:
+                self._held[row, metric, 0 if is_candidate else 1] += value, 1
+
+    def judge(self) -> dict[str, LiveGuard]:
+        limits = self._rule.guards
+        with np.errstate(invalid="ignore"):
+            averages = self._held[..., 0] / self._held[..., 1]
+        return {
+            name: self._judge(averages[:, place], limit, is_ratio=name != "errors")
+            for place, name in enumerate(METRICS)
+            if (limit := getattr(limits, name)) is not None
+        }
+
+    def _judge(self, averages: Scores, limit: float, *, is_ratio: bool) -> LiveGuard:
+        candidate, served = averages.T
+        n = int((~np.isnan(candidate)).sum()), int((~np.isnan(served)).sum())
+        if min(n) == 0:
+            return LiveGuard(limit, n)
+        weight, scale, begin, unit = 1.0, 1.0, 0.0, 1.0
+        if is_ratio:
+            most = MOST * max(float(np.nanmedian(served)), SMALLEST)
+            candidate, served = np.minimum(candidate, most), np.minimum(served, most)
+            weight, scale, begin = limit, limit * most, limit
+            unit = scale / max(float(np.nanmean(served)), SMALLEST)
+        sums = describe_user(candidate / scale, weight * served / scale).sum(0)
+        found = compute_interval(sums, self._rule.expected, self._rule.confidence)
+        value, low, high = (begin + float(each) * unit for each in found)
+        means = float(np.nanmean(candidate)), float(np.nanmean(served))
+        is_beyond = min(n) >= self._rule.min_users and low > limit
+        state: GuardState = "beyond" if is_beyond else "above" if value > limit else "ok"
+        return LiveGuard(limit, n, *means, value, max(low, 0.0) if is_ratio else low, high, state)
+
+
 class LiveComparison:
     """The scores of the conversations with a candidate and with the version that it may replace.
 
     Which version answers a conversation must be drawn at random, independently of the user.
+
+    Attributes:
+        guards: What their calls cost.
 
     Example: put("s1", "ann", 0.9, is_candidate=True), put("s2", "ben", 0.4, is_candidate=False), judge().outcome.
     """
@@ -131,6 +241,10 @@ class LiveComparison:
         self._users: dict[str, NDArray[np.float64]] = {}  # sums and numbers of scores by version [2, 2]
         self._sums = np.zeros(10)
         self._counts = [0, 0]
+        self.guards = CallGuards(self.rule)
+        few = self.rule.min_users
+        self._shifts = [ShiftCheck(SHIFT_ALPHA / 2, few // 2, few) for _ in range(2)]
+        self._pauses: list[tuple[int, str]] = []  # version and reason
 
     def put(self, conversation: str, user: str, score: float | None, *, is_candidate: bool) -> None:
         """Takes the score of a conversation, in place of an earlier one; None takes it back."""
@@ -141,12 +255,18 @@ class LiveComparison:
         if score is not None:
             self._scores[conversation] = added = (user, 0 if is_candidate else 1, float(score))
             self._add(*added)
+            check = self._shifts[added[1]]
+            if (direction := check.add(user, score)) is not None:
+                what = f"scores of the {'candidate' if is_candidate else 'served version'} shifted {direction}"
+                when = f"found after {check.num_counted} scores of its users"
+                resumes = f"promotion resumes after {self.rule.min_users} more without a shift"
+                self._pauses.append((added[1], f"the {what}, {when}; {resumes}"))
 
-    def remove_user(self, user: str) -> None:
-        """Forgets all scores of a user."""
-        for conversation, (name, version, _) in list(self._scores.items()):
-            if name == user:
-                self.put(conversation, user, None, is_candidate=version == 0)
+    @property
+    def paused(self) -> str | None:
+        """Why nothing is promoted now: the newest shift of a version whose scores are not stable yet."""
+        reasons = (reason for version, reason in reversed(self._pauses) if self._shifts[version].num_left)
+        return next(reasons, None)
 
     def _add(self, user: str, version: int, score: float, sign: int = 1) -> None:
         held = self._users.setdefault(user, np.zeros((2, 2)))
@@ -187,7 +307,25 @@ class LiveComparison:
             measured = format_interval(difference, low, high, signed=True)
         outcome, why = self._decide(low, high, min(num_users), sum(counts))
         reason = f"{why}: {measured}, by {num_users[0]} users of the candidate and {num_users[1]} of the served version"
-        return LiveResult(outcome, reason, difference, low, high, num_users, counts)
+        guards, paused = self.guards.judge(), self.paused
+        if outcome in ("promote", "continue"):
+            outcome, reason = self._hold(outcome, reason, guards, paused, sum(counts))
+        pauses = tuple(reason for _, reason in self._pauses)
+        return LiveResult(outcome, reason, difference, low, high, num_users, counts, guards, paused, pauses)
+
+    def _hold(
+        self, outcome: LiveOutcome, reason: str, guards: dict[str, LiveGuard], paused: str | None, num_scores: int
+    ) -> tuple[LiveOutcome, str]:
+        """Returns what guards and a pause make of a candidate that is not stopped for its scores."""
+        by_state = {each.state: each.describe(name) for name, each in guards.items() if each.state != "ok"}
+        if "beyond" in by_state:
+            return "guard", f"stopped by {by_state['beyond']}"
+        if outcome == "promote" and "above" in by_state:
+            is_over = num_scores >= self.rule.max_conversations
+            return "futility" if is_over else "continue", f"{reason}; not promoted because of {by_state['above']}"
+        if outcome == "promote" and paused is not None:
+            return "continue", f"{reason}; promotion is paused: {paused}"
+        return outcome, reason
 
     def _decide(
         self, low: float | None, high: float | None, num_users: int, num_scores: int

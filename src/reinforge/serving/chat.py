@@ -32,6 +32,7 @@ from reinforge.rollout.http.exchange import (
     Dialect,
     describe_failure,
     find_dialect,
+    find_failure,
     read_request,
 )
 from reinforge.serving.models import ServedModel, ServedModels
@@ -132,7 +133,7 @@ def _build(
 
 
 Keep = Callable[[Mapping[str, Any], Sequence[ModelReply]], None]
-"""Takes the JSON body of an answer that is whole, and its replies."""
+"""Takes the JSON body of an answer that is whole, and its replies; of a call that failed, its model and no replies."""
 
 
 class ChatKeeper(Protocol):
@@ -146,19 +147,29 @@ class ModelCaller:
     """Makes the calls of one request.
 
     Args:
-        keep: Called with a finished completion and its replies.
+        keep: Called with a finished completion and its replies, or with None and none if the call failed.
     """
 
     def __init__(
         self,
         models: ServedModels,
         model: ServedModel,
-        keep: Callable[[ChatCompletion, Sequence[ModelReply]], None] | None = None,
+        keep: Callable[[ChatCompletion | None, Sequence[ModelReply]], None] | None = None,
     ):
         self._models, self._model, self._keep = models, model, keep
 
     async def complete(self, call: PreparedCall) -> ChatCompletion:
-        return self.finish(call, await self.sample(call))
+        try:
+            replies = await self.sample(call)
+        except Exception as error:
+            self.fail(error)
+            raise
+        return self.finish(call, replies)
+
+    def fail(self, error: Exception) -> None:
+        """Keeps that the call failed, unless the request was the reason."""
+        if self._keep is not None and find_failure(error).status >= 500:
+            self._keep(None, ())
 
     async def sample(self, call: PreparedCall) -> list[ModelReply]:
         with self._model.use():
@@ -216,6 +227,8 @@ class ReplyStream:
                 await self._send(caller, prepared, model)
         except Exception as error:
             has_hung_up = isinstance(error, ConnectionError) and not isinstance(error, ReinforgeError)
+            if not has_hung_up:
+                caller.fail(error)
             if self._response is None or has_hung_up:
                 raise
             await self._send_error(describe_failure(error, self._request.path))
@@ -365,9 +378,10 @@ class ChatApi(Feature):
                     )
             dialect = get_dialect(request.path)
 
-            def keep_answer(completion: ChatCompletion, replies: Sequence[ModelReply]) -> None:
+            def keep_answer(completion: ChatCompletion | None, replies: Sequence[ModelReply]) -> None:
                 if keep is not None:
-                    keep(dialect.write_answer(completion, call), replies)
+                    answer = None if completion is None else dialect.write_answer(completion, call)
+                    keep(answer or {"model": model.name}, replies)
 
             caller = ModelCaller(self._models, model, keep_answer)
             if call.stream:

@@ -25,7 +25,7 @@ from aiohttp import web
 from reinforge.errors import ConfigError, Problem, ReinforgeError, describe_error
 from reinforge.files import find_damage
 from reinforge.interfaces import PolicyServer
-from reinforge.routing.live_comparison import LiveComparison, LiveResult, LiveScore, LiveTest
+from reinforge.routing.live_comparison import LiveCall, LiveComparison, LiveResult, LiveScore, LiveTest
 from reinforge.serving.loading import ModelLoader
 from reinforge.serving.models import NAMES_SHOWN, OnDemandPolicy, ServedModel, ServedModels
 from reinforge.serving.routes import ApiError, Feature
@@ -84,6 +84,7 @@ class LiveVersions(Feature):
         self._newest = VersionState(0)  # as in the folder
         self._tasks: set[asyncio.Task[None]] = set()
         self._comparison, self._compared = LiveComparison(rule), -1  # and the seed of its split
+        self._pause: str | None = None  # the newest that was logged
         self.state = self._newest
         """Which versions answer: as in the folder, but for those that cannot be loaded, or not yet."""
 
@@ -121,13 +122,20 @@ class LiveVersions(Feature):
         is_drawn = state.candidate is not None and conversation and _draw(state, conversation) == version
         return state.seed if is_drawn else None
 
-    async def rate(self, scores: Sequence[LiveScore], *, are_all: bool = False) -> LiveResult | None:
-        """Takes scores of conversations, in place of earlier ones. Promotes or stops the candidate if decided.
+    @property
+    def split(self) -> int:
+        """The seed of the present split."""
+        return self._newest.seed
+
+    async def rate(
+        self, scores: Sequence[LiveScore], calls: Sequence[LiveCall] = (), *, are_all: bool = False
+    ) -> LiveResult | None:
+        """Takes scores of conversations, in place of earlier ones, and further calls. Promotes or stops if decided.
 
         Those of another split do not count: the candidate, or what it is compared with, was another.
 
         Args:
-            are_all: Other scores are forgotten.
+            are_all: Other scores and calls are forgotten.
 
         Returns:
             How the comparison stands; None: there is none.
@@ -139,6 +147,12 @@ class LiveVersions(Feature):
             if each.split == state.seed:
                 is_candidate = each.version == state.candidate
                 comparison.put(each.conversation, each.user, each.score, is_candidate=is_candidate)
+        for call in calls:
+            if call.split == state.seed:
+                comparison.guards.put(call, is_candidate=call.version == state.candidate)
+        if comparison.paused not in (None, self._pause):
+            self._pause = comparison.paused
+            logger.warning("%s@%d: promotion is paused: %s", self.name, state.candidate, self._pause)
         return await self._decide()
 
     def _find_comparison(self, *, is_new: bool = False) -> LiveComparison | None:
@@ -173,10 +187,11 @@ class LiveVersions(Feature):
         now: dict[str, Any] | None = None
         if comparison is not None:
             result = comparison.judge()
-            names = "outcome", "reason", "difference", "ci_low", "ci_high"
+            names = "outcome", "reason", "difference", "ci_low", "ci_high", "paused"
             now = {name: getattr(result, name) for name in names}
             now |= {"candidate": comparison.describe_version(is_candidate=True)}
             now |= {"served": comparison.describe_version(is_candidate=False)}
+            now |= {"guards": {name: asdict(each) for name, each in result.guards.items()}}
         log = await asyncio.to_thread(self.folder.read_log)
         decision = next((asdict(each) for each in reversed(log) if each.by == COMPARISON), None)
         head = {"name": self.name, "promoted": state.promoted, "candidate": state.candidate, "share": state.share}

@@ -212,6 +212,12 @@ def decode_body(body: bytes, most: int | None = None) -> Any:
 
 def describe_failure(error: Exception, what: str = "a model call of an agent") -> BadRequest:
     """Returns what a client is told of an exception; a failure that is not the fault of the request is logged too."""
+    if (found := find_failure(error)).code == "internal_error":
+        logger.warning("%s failed: %s: %s", what, type(error).__name__, redact_secrets(str(error)), exc_info=error)
+    return found
+
+
+def find_failure(error: Exception) -> BadRequest:
     if isinstance(error, BadRequest):
         return error
     text = redact_secrets(str(error))
@@ -226,5 +232,4 @@ def describe_failure(error: Exception, what: str = "a model call of an agent") -
     is_setup = isinstance(error, ConfigError) and not isinstance(error, ChatTemplateError)
     if isinstance(error, TypeError | ValueError) and not is_setup:
         return BadRequest(text, getattr(error, "param", None))
-    logger.warning("%s failed: %s: %s", what, type(error).__name__, text, exc_info=error)
     return BadRequest(f"{type(error).__name__}: {text}", status=500, code="internal_error")
