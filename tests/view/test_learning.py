@@ -176,7 +176,7 @@ async def test_a_pause_and_guards_are_shown_where_the_server_has_them(folder, tm
     assert "11201300.600 [0.500, 0.700]21101400.500 [0.400, 0.600]" in text
     assert "+0.100 [-0.100, +0.300]" in text
     assert ("Promotion is paused: the scores of version 2 fell" in text) is is_complete
-    assert ("latencyok1.250 [1.000, 1.600]1.5" in text) is is_complete
+    assert ("Guard latency: ok, 1.250 [1.000, 1.600]; limit 1.5" in text) is is_complete
 
 
 class TestRollback:

@@ -23,7 +23,7 @@ _JOINS = {SESSION: "f.target = c.conversation AND f.until >= c.seq", CHAT: "f.ta
 
 
 @dataclass(slots=True)
-class Counts:
+class ChatCounts:
     """Chats of a day or a version; a chat is rated if it has a thumb, a score or a correction now."""
 
     chats: int = 0
@@ -37,8 +37,8 @@ class Counts:
 
 @dataclass(slots=True)
 class StoreOverview:
-    days: dict[int, Counts] = field(default_factory=lambda: defaultdict(Counts))  # by days since 1970, in UTC
-    versions: dict[str, Counts] = field(default_factory=lambda: defaultdict(Counts))  # by `NAME@NUMBER`
+    days: dict[int, ChatCounts] = field(default_factory=lambda: defaultdict(ChatCounts))  # by days since 1970, in UTC
+    versions: dict[str, ChatCounts] = field(default_factory=lambda: defaultdict(ChatCounts))  # by `NAME@NUMBER`
     num_new: int = 0  # rated chats that no version was trained on
     training: str = ""  # name of the newest training, of any served name
 

@@ -15,7 +15,7 @@ import httpx
 
 from reinforge.errors import ConfigError
 from reinforge.evaluation.statistics import compute_mean_interval, format_interval
-from reinforge.learning.overview import DAY_S, Counts, StoreOverview, read_overview
+from reinforge.learning.overview import DAY_S, ChatCounts, StoreOverview, read_overview
 from reinforge.learning.store import STORE
 from reinforge.runs.page.elements import (
     Content,
@@ -88,24 +88,22 @@ class LearningSource:
             return {"error": str(error)}
 
 
-def build_learning_page(source: LearningSource, name: str, told: dict[str, Any], find_run: FindRun) -> Element:
-    """Returns the page of a served name; empty: what to do to have one.
-
-    Args:
-        told: What the server tells of it.
-    """
-    if not name:
+def build_learning_page(source: LearningSource, name: str, find_run: FindRun) -> Element:
+    """Returns the page of a served name; empty: of the first one, or what to do to have one."""
+    names = source.list_names()
+    if not (name or names):
         return _build_empty(source)
+    name = name or names[0]
     live, folder = Live(build_learning_path(name, "version"), source.read_version(name)), source.find(name)
     overview = source.read_overview(name)
     parts = [
-        _build_state(source, folder, overview, find_run),
-        _build_comparison(source, folder, told),
+        _build_state(folder, overview, find_run),
+        _build_comparison(source, folder),
         _build_chats(source, overview),
         _build_versions(folder, overview, find_run),
         _build_log(folder),
     ]
-    trail = [(each, build_learning_path(each) if each != name else None) for each in source.list_names()]
+    trail = [(each, build_learning_path(each) if each != name else None) for each in names]
     return build_document(f"{name} learns from its chats", parts, trail=[("Runs", "/"), *trail], live=live)
 
 
@@ -125,15 +123,15 @@ def _link_run(run: RunOverview | None, name: str) -> Content:
     return build_anchor(name, build_run_path(name)) if run is not None else name
 
 
-def _build_state(source: LearningSource, folder: VersionFolder, overview: StoreOverview, find_run: FindRun) -> Element:
-    state, run = folder.read(), find_run(overview.training) if overview.training else None
+def _build_state(folder: VersionFolder, overview: StoreOverview, find_run: FindRun) -> Element:
+    state, run = folder.read(), find_run(overview.training)
     decision = next((each for each in reversed(folder.read_log()) if each.action in DECISIONS), None)
     candidate = f"version {state.candidate}, for {state.share:.0%} of the conversations" if state.candidate else "none"
     facts: dict[str, Content] = {"serves": f"version {state.promoted}", "candidate": candidate}
     if decision is not None:
         why = f": {decision.reason}" if decision.reason else ""
-        what = f"{decision.action} {decision.version}, by {decision.by}, {_show_time(decision.at)}{why}"
-        facts["last decision"] = what
+        who = f"{decision.action} {decision.version}, by {decision.by}"
+        facts["last decision"] = f"{who}, {_show_time(decision.at)}{why}"
     facts["waiting"] = f"{overview.num_new:,} rated chats that no version was trained on"
     if overview.training:
         status = f", {run.status}" if run is not None else ""
@@ -159,10 +157,12 @@ def _build_rollback(folder: VersionFolder) -> Element:
     )
 
 
-def _build_comparison(source: LearningSource, folder: VersionFolder, told: dict[str, Any]) -> Element | None:
-    state, found = folder.read(), told.get("comparison")
+def _build_comparison(source: LearningSource, folder: VersionFolder) -> Element | None:
+    state = folder.read()
     if state.candidate is None:
         return None
+    told = source.ask_server(folder.name)
+    found = told.get("comparison")
     title, id_ = f"Version {state.candidate} against {state.promoted}", "comparison"
     if found is None:
         why = "The server's file has no `compare:` block, so feedback decides nothing; promote or stop it by hand."
@@ -177,22 +177,19 @@ def _build_comparison(source: LearningSource, folder: VersionFolder, told: dict[
     rows = [(name, f"{each['users']:,}", f"{each['conversations']:,}", show(each, "mean")) for name, each in sides]
     table = build_table(("version", "users", "conversations", "mean over users"), rows, "Scores of both versions")
     paused = build("p", f"Promotion is paused: {found['paused']}", class_="warn") if found.get("paused") else None
-    guards = None
-    if found.get("guards"):
-        cells = [
-            (name, each["state"], show(each, "value"), f"{each['limit']:g}") for name, each in found["guards"].items()
-        ]
-        guards = build_table(("guard", "", "candidate against served", "limit"), cells, "Guards")
+    guards = [
+        build("li", f"Guard {name}: {each['state']}, {show(each, 'value')}; limit {each['limit']:g}")
+        for name, each in (found.get("guards") or {}).items()
+    ]
     outcome = "Not decided" if found["outcome"] == "continue" else f"Decided: {found['outcome']}"
-    return build_section(
-        title, build("p", f"{outcome}: {found['reason']}."), paused, table, guards, id=id_, class_="half"
-    )
+    text = build("p", f"{outcome}: {found['reason']}.")
+    return build_section(title, text, paused, table, build("ul", guards), id=id_, class_="half")
 
 
 def _build_versions(folder: VersionFolder, overview: StoreOverview, find_run: FindRun) -> Element:
     state, rows, points = folder.read(), list[tuple[Content, ...]](), list[Point]()
     for number in reversed(folder.numbers()):
-        version, counts = folder.read_version(number), overview.versions.get(f"{folder.name}@{number}", Counts())
+        version, counts = folder.read_version(number), overview.versions.get(f"{folder.name}@{number}", ChatCounts())
         run, scores = Path(version.run or "").name, counts.list_scores()
         mean = compute_mean_interval(scores) if scores else (None, None, None)
         points.insert(0, Point(number, *mean))
@@ -220,9 +217,7 @@ def _build_versions(folder: VersionFolder, overview: StoreOverview, find_run: Fi
 def _build_chats(source: LearningSource, overview: StoreOverview) -> Element:
     chats, rated = (sum(getattr(each, name) for each in overview.days.values()) for name in ("chats", "rated"))
     if not chats:
-        text = (
-            f"No chats are kept in {source.data_dir}. See `reinforge serve --learn`, and `--data_dir` of this command."
-        )
+        text = f"No chats are kept in {source.data_dir}. See `reinforge serve --learn`, and `--data_dir` of `view`."
         return build_section("Chats", build("p", text), id="chats", class_="half")
     rows = [
         (f"{datetime.fromtimestamp(day * DAY_S, UTC):%Y-%m-%d}", f"{each.chats:,}", f"{each.rated / each.chats:.1%}")

@@ -297,14 +297,12 @@ class ViewServer:
         return _write_page(await self._read(build))
 
     async def _show_learning(self, request: web.Request) -> web.Response:
-        name = request.match_info.get("folder") or next(iter(self._learning.list_names()), "")
-        told = await asyncio.to_thread(self._learning.ask_server, name) if name else {}
-
         def find_run(name: str) -> RunOverview | None:
             folder = self._library.find_folder(name)
             return None if folder is None else self._library.read_overview(folder)
 
-        return _write_page(await self._read(build_learning_page, self._learning, name, told, find_run))
+        name = request.match_info.get("folder", "")
+        return _write_page(await self._read(build_learning_page, self._learning, name, find_run))
 
     async def _roll_back(self, request: web.Request) -> web.Response:
         """Rolls back, on request of a page of this server: a page of another origin cannot send the header."""
