@@ -20,6 +20,7 @@ from urllib.parse import urljoin
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, Page, async_playwright
 
+from reinforge.view.learning_page import LearningSource
 from reinforge.view.server import ViewServer
 
 SIZES = {"wide": (1280, 900), "narrow": (390, 844)}
@@ -32,7 +33,7 @@ SETTLED_MS = 400
 async def list_pages(page: Page, address: str, chosen: str) -> dict[str, str]:
     """Returns the addresses to look at by name: those that a run's own navigation has, and what they lead to."""
     await page.goto(address)
-    found = {"runs": urljoin(address, "/")}
+    found = {"runs": urljoin(address, "/"), "learning": urljoin(address, "/learning")}
     names = await page.eval_on_selector_all("#runs a[href^='/runs/']", READ_LINKS)
     runs = list(dict.fromkeys(name for name in names if name.count("/") == 2))
     if not runs:
@@ -94,7 +95,8 @@ async def run(args: argparse.Namespace) -> int:
         raise SystemExit("Chromium is not installed; name it with --chromium PATH")
     args.out.mkdir(parents=True, exist_ok=True)
     axe, failed = Axe(), 0
-    async with ViewServer(args.runs) as server, async_playwright() as playwright:
+    source = LearningSource(args.runs.parent / "versions", args.runs.parent / "serve")
+    async with ViewServer(args.runs, learning=source) as server, async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         pages = await list_pages(await browser.new_page(), server.address, args.run)
         for name, address in pages.items():

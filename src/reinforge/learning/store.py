@@ -18,7 +18,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ _SCHEMA = """
 CREATE TABLE chats (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, id TEXT NOT NULL, conversation TEXT NOT NULL, user TEXT,
     model TEXT NOT NULL, version INTEGER, split INTEGER, started_s REAL NOT NULL, data BLOB NOT NULL, UNIQUE (key, id));
+CREATE INDEX chats_by_time ON chats (started_s, key, id, conversation, user, model);
 CREATE INDEX chats_by_conversation ON chats (key, conversation);
 CREATE INDEX chats_by_user ON chats (key, user);
 CREATE INDEX chats_by_split ON chats (split) WHERE split IS NOT NULL;
@@ -330,7 +331,7 @@ def read_opinions(db: sqlite3.Connection, key: str, level: str, target: str, seq
 _FEEDBACK = "coalesce((SELECT max(seq) FROM feedback AS f WHERE f.key = c.key AND f.level = '%s' AND f.target = %s), 0)"
 _NEWEST = f"max({_FEEDBACK % (CHAT, 'c.id')}, {_FEEDBACK % (SESSION, 'c.conversation AND f.until >= c.seq')})"
 _RATED = f"{_NEWEST} > 0"
-_TRAINED = "EXISTS (SELECT 1 FROM trainings AS t WHERE t.key = c.key AND t.chat = c.id)"
+TRAINED = "EXISTS (SELECT 1 FROM trainings AS t WHERE t.key = c.key AND t.chat = c.id)"
 _OWNER = (
     "coalesce((SELECT max(user) FROM chats AS o WHERE o.key = c.key AND o.conversation = c.conversation), conversation)"
 )
@@ -345,6 +346,16 @@ def _merge_opinions(db: sqlite3.Connection, key: str, id_: str, conversation: st
         merged = of_session.get(source, {}) | of_chat.get(source, {})
         opinions[source] = {name: value for name, value in merged.items() if value is not None}
     return opinions
+
+
+def compute_score(opinions: Iterable[Opinion]) -> float | None:
+    """Returns the score of a reply in [0, 1]: the mean over its sources; None: none of them has one.
+
+    Example: {"label": True}, {"label": True, "score": 0.5}, {"score": 7} -> 0.75.
+    """
+    said = [float(each["score"] if "score" in each else each.get("label", -1)) for each in opinions]
+    found = [each for each in said if 0 <= each <= 1]
+    return sum(found) / len(found) if found else None
 
 
 def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
@@ -363,15 +374,22 @@ def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
     scores: dict[tuple[int, str], tuple[str, int, list[float]]] = {}
     for seq, key, id_, conversation, user, split, version in db.execute(query, (*whose, MAX_REPLIES)).fetchall():
         opinions = _merge_opinions(db, key, id_, conversation, seq).values()
-        said = [float(each["score"] if "score" in each else each.get("label", -1)) for each in opinions]
         scores[split, conversation] = scores.pop((split, conversation), (user, version, []))  # moves to the end
-        replies = scores[split, conversation][2]
-        if found := [each for each in said if 0 <= each <= 1]:
-            replies.append(sum(found) / len(found))
+        if (score := compute_score(opinions)) is not None:
+            scores[split, conversation][2].append(score)
     return [
         LiveScore(*place, user, version, sum(replies) / len(replies) if replies else None)
         for place, (user, version, replies) in scores.items()
     ]
+
+
+@contextlib.contextmanager
+def open_store(database: Path) -> Iterator[sqlite3.Connection]:
+    with boundary(StorageError, f"cannot read {database}"), open_for_reading(database) as db:
+        (found,) = db.execute("PRAGMA user_version").fetchone()
+        if found != FORMAT:
+            raise ConfigError(f"{database} is not a store of `reinforge serve --learn` (format {found})")
+        yield db
 
 
 def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat]:
@@ -380,12 +398,9 @@ def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat
     Args:
         only_new: Only those with feedback that no version was trained on.
     """
-    with boundary(StorageError, f"cannot read {database}"), open_for_reading(database) as db:
-        (found,) = db.execute("PRAGMA user_version").fetchone()
-        if found != FORMAT:
-            raise ConfigError(f"{database} is not a store of `reinforge serve --learn` (format {found})")
-        columns = f"seq, key, id, conversation, {_OWNER}, {_TRAINED}, model, version, data"
-        where = f"WHERE {_RATED} AND NOT {_TRAINED}" if only_new else ""
+    with open_store(database) as db:
+        columns = f"seq, key, id, conversation, {_OWNER}, {TRAINED}, model, version, data"
+        where = f"WHERE {_RATED} AND NOT {TRAINED}" if only_new else ""
         rows = db.execute(f"SELECT {columns} FROM chats AS c {where} ORDER BY seq")
         for seq, key, id_, conversation, owner, is_trained, model, version, packed in rows:
             text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=8 * get_limits().episode_chars)

@@ -39,6 +39,10 @@ def build_run_path(name: str, page: str = "") -> str:
     return f"/runs/{quote(name, safe='', errors='replace')}" + (f"/{page}" if page else "")
 
 
+def build_learning_path(name: str, page: str = "") -> str:
+    return f"/learning/{quote(name, safe='', errors='replace')}" + (f"/{page}" if page else "")
+
+
 RUN_PAGES = {
     "episodes": "Episodes",
     "rewards": "Rewards",
@@ -83,7 +87,7 @@ def build_document(title: str, content: Sequence[Content], *, trail: Trail, live
         build("a", "Skip to the content", href="#main", class_="skip"),
         build("header", build("nav", build("ul", links), aria_label="Pages"), status),
         main,
-        build("footer", build("p", f"reinforge {__version__}, read-only, on this machine only.", class_="note")),
+        build("footer", build("p", f"reinforge {__version__}, on this machine only.", class_="note")),
     )
     return build("html", head, body, lang="en")
 

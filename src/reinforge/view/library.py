@@ -94,18 +94,18 @@ class RunLibrary:
         return self._read(folder).config
 
     def read_version(self, folder: Path) -> str:
-        return _to_text(self._measure(folder))
+        return hash_version(self._measure(folder))
 
     def read_version_of_all(self) -> str:
-        return _to_text(tuple((folder.name, self._measure(folder)) for folder in find_run_folders(self.output_dir)))
+        return hash_version(tuple((folder.name, self._measure(folder)) for folder in find_run_folders(self.output_dir)))
 
     def get_version(self, run: RunOverview) -> str:
         """Returns the `read_version` from before an overview was read, so that a page never claims to be newer."""
-        return _to_text(self._runs[run.folder].version)
+        return hash_version(self._runs[run.folder].version)
 
     def get_version_of_all(self, runs: Sequence[RunOverview]) -> str:
         folders = sorted(run.folder for run in runs)
-        return _to_text(tuple((folder.name, self._runs[folder].version) for folder in folders))
+        return hash_version(tuple((folder.name, self._runs[folder].version) for folder in folders))
 
     def read_table(self, folder: Path) -> EpisodeTable:
         table = _keep(self._tables, folder, self._tables.get(folder, EpisodeTable(folder)))
@@ -118,7 +118,7 @@ class RunLibrary:
 
     def read_texts(self, folder: Path) -> TokenTexts:
         """Returns what splits the replies of a run into tokens; read again when the run has another checkpoint."""
-        places = tuple(_measure_file(folder / name) for name in ("checkpoints", "model"))
+        places = tuple(measure_file(folder / name) for name in ("checkpoints", "model"))
         known = self._texts.get(folder)
         if known is None or known[0] != places:
             known = (places, TokenTexts.find(folder, self.read_config(folder)))
@@ -157,10 +157,10 @@ class RunLibrary:
     def _measure(self, folder: Path) -> Version:
         known = self._runs.get(folder)
         was_running = known is not None and known.overview.status == RUNNING
-        return (*(_measure_file(folder / name) for name in CHANGING), was_running and is_in_use(folder))
+        return (*(measure_file(folder / name) for name in CHANGING), was_running and is_in_use(folder))
 
 
-def _measure_file(path: Path) -> tuple[int, int]:
+def measure_file(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
     except OSError:
@@ -168,5 +168,5 @@ def _measure_file(path: Path) -> tuple[int, int]:
     return (found.st_mtime_ns, found.st_size)
 
 
-def _to_text(version: Version) -> str:
+def hash_version(version: Version) -> str:
     return hashlib.sha256(repr(version).encode()).hexdigest()[:16]

@@ -61,7 +61,7 @@ def build_run_list(
         table = _build_table(_sort(found, query), query, f"{len(found):,} of {len(rows):,} runs in {output_dir}")
         form = build("form", table, nothing, bar, action="/compare", method="get", id="runs", class_="card")
         content = [_build_search(query), form]
-    return build_document("Runs", content, trail=[("Runs", None)], live=live)
+    return build_document("Runs", content, trail=[("Runs", None), ("Learning", "/learning")], live=live)
 
 
 def _sort(rows: Sequence[_ListedRun], query: RunQuery) -> list[_ListedRun]:

@@ -1,4 +1,4 @@
-"""The server of the pages: on the loopback, read-only, in one thread beside the event loop."""
+"""The server of the pages: on the loopback, in one thread beside the event loop. It changes one thing: a rollback."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from reinforge.runs.page.elements import to_html
 from reinforge.runs.page.page import PAGE
 from reinforge.runs.run_folder import RunOverview
 from reinforge.safe_text import to_printable
+from reinforge.serving.version_folder import Cause
 from reinforge.view.checkpoint_page import build_checkpoint_page
 from reinforge.view.comparison_page import MAX_RUNS, build_comparison
 from reinforge.view.data_page import build_data_page
 from reinforge.view.documents import Live, build_document, build_problem, build_run_path, build_trail
 from reinforge.view.episode_pages import build_episode_list, build_episode_page
 from reinforge.view.episode_table import EpisodeQuery
+from reinforge.view.learning_page import LearningSource, build_learning_page
 from reinforge.view.library import RunLibrary
 from reinforge.view.reward_page import build_reward_page
 from reinforge.view.run_list import RunQuery, build_run_list
@@ -84,9 +86,11 @@ class ViewServer:
     Args:
         port: 0: the operating system chooses.
         poll_s: Seconds between two looks at the files of an open page's run.
+        learning: Folders of versions and their store; None: those in the current folder.
     """
 
-    def __init__(self, output_dir: Path, port: int = 0, poll_s: float = POLL_S):
+    def __init__(self, output_dir: Path, port: int = 0, poll_s: float = POLL_S, learning: LearningSource | None = None):
+        self._learning = learning or LearningSource()
         self.port, self._poll_s = port, poll_s
         self._library = RunLibrary(output_dir)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="view")
@@ -133,6 +137,11 @@ class ViewServer:
             web.get("/version", self._show_version),
             web.get("/version/events", self._send_versions, allow_head=False),
             web.get("/compare", self._show_comparison),
+            web.get("/learning", self._show_learning),
+            web.get("/learning/{folder}", self._show_learning),
+            web.get("/learning/{folder}/version", self._show_version),
+            web.get("/learning/{folder}/version/events", self._send_versions, allow_head=False),
+            web.post("/learning/{folder}/rollback", self._roll_back),
             web.get("/static/{file:.+}", self._show_static),
             web.get(run, self._show_run),
             web.get(f"{run}/version", self._show_version),
@@ -287,6 +296,30 @@ class ViewServer:
 
         return _write_page(await self._read(build))
 
+    async def _show_learning(self, request: web.Request) -> web.Response:
+        def find_run(name: str) -> RunOverview | None:
+            folder = self._library.find_folder(name)
+            return None if folder is None else self._library.read_overview(folder)
+
+        name = request.match_info.get("folder", "")
+        return _write_page(await self._read(build_learning_page, self._learning, name, find_run))
+
+    async def _roll_back(self, request: web.Request) -> web.Response:
+        """Rolls back, on request of a page of this server: a page of another origin cannot send the header."""
+        origin, host = request.headers.get("origin", "").lower(), request.headers["host"].lower()
+        if origin.partition("://")[2] != host or request.headers.get("x-reinforge") != "rollback":
+            return _write_json({"error": "only the page of this server can roll back"}, status=403)
+        seen, reason = _read_number(request, "promoted"), request.query.get("reason", "")
+        try:
+            folder = self._learning.find(request.match_info["folder"])
+            promoted = folder.read().promoted
+            if promoted != seen:
+                raise ConfigError(f"version {promoted} is promoted now: reload the page")
+            state = await asyncio.to_thread(folder.rollback, None, Cause(reason))
+        except ReinforgeError as error:
+            return _write_json({"error": str(error)}, status=409)
+        return _write_json({"promoted": state.promoted})
+
     async def _show_report(self, request: web.Request) -> web.Response:
         path = self._find_folder(request) / PAGE
         try:
@@ -311,6 +344,8 @@ class ViewServer:
         return Live(build_run_path(run.folder.name, "version"), self._library.get_version(run))
 
     def _choose_version(self, request: web.Request) -> Callable[[], str]:
+        if "folder" in request.match_info:
+            return functools.partial(self._learning.read_version, request.match_info["folder"])
         if "name" not in request.match_info:
             return self._library.read_version_of_all
         return functools.partial(self._library.read_version, self._find_folder(request))
@@ -360,9 +395,9 @@ def _write_page(page: Element, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, headers={**HEADERS, "Content-Type": "text/html; charset=utf-8"})
 
 
-def _write_json(value: Any, indent: int | None = None) -> web.Response:
+def _write_json(value: Any, indent: int | None = None, status: int = 200) -> web.Response:
     text = json.dumps(value, indent=indent)
-    return web.Response(text=text, headers={**HEADERS, "Content-Type": "application/json"})
+    return web.Response(text=text, status=status, headers={**HEADERS, "Content-Type": "application/json"})
 
 
 def _refuse(status: int, title: str, text: str) -> web.Response:

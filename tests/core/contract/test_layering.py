@@ -61,6 +61,7 @@ HOSTS = {
     "protocols": {"serving"},
     "serving": {"routing"},
     "traces": {"routing"},
+    "view": {"learning", "serving"},
     "tasks.front_desk": {"redteam"},
     "tasks.projects": {"tasks.help_desk", "tasks.shop"},
 }
@@ -258,7 +259,7 @@ def test_a_line_that_unpickles_is_found(tmp_path, line):
 
 SOURCE = Path(reinforge.__file__).parent
 JOURNAL = SOURCE / "runs" / "journal"
-OTHERS = {Path("traces/store.py"), Path("runs/removal.py"), Path("learning/store.py")}
+OTHERS = {Path("traces/store.py"), Path("runs/removal.py"), Path("learning/store.py"), Path("learning/overview.py")}
 OTHERS |= {Path("protocols/openai/server") / name for name in ("file_store.py", "store.py")}
 """Modules with a database of their own: of the records of a trace, the trial of a folder, chats, the server."""
 

@@ -169,8 +169,9 @@ class _Scale:
         epochs = [point.epoch for point in points]
         self.first, self.last, self.axis = min(epochs, default=0.0), max(epochs, default=1.0), axis
         if axis is not None:
-            self.columns = choose_ticks(self.first, self.last)
-            self.first, self.last = self.columns[0], self.columns[-1]
+            are_whole, found = all(float(each).is_integer() for each in epochs), choose_ticks(self.first, self.last)
+            self.columns = [each for each in found if float(each).is_integer()] if are_whole else found
+            self.first, self.last = found[0], found[-1]
         self.left, self.right, self.top, self.bottom = left, width - 12, 10, height - 26
 
     def x(self, epoch: float) -> float:

@@ -419,6 +419,28 @@ main.addEventListener("submit", (event) => {
   }
 });
 
+// ---- the one thing that a page changes
+
+main.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (form.id !== "rollback") {
+    return;
+  }
+  event.preventDefault();
+  if (window.confirm(form.dataset.ask)) {
+    const address = `${form.dataset.post}?${new URLSearchParams(new FormData(form))}`;
+    try {
+      const answer = await fetch(address, { method: "POST", headers: { "x-reinforge": "rollback" } });
+      form.lastElementChild.textContent = (await answer.json()).error || "";
+      if (answer.ok) {
+        location.reload();
+      }
+    } catch {
+      form.lastElementChild.textContent = "Not rolled back: open the address that reinforge view printed.";
+    }
+  }
+});
+
 // ---- keys
 
 function open(rel) {
