@@ -227,6 +227,12 @@ class SplitsConfig(Block):
         description="Decides which examples a split gets; null: finetuning.seed. Set it to compare runs of different "
         "seeds on the same examples.",
     )
+    fixed: bool = Field(
+        default=False,
+        description="For a dataset that grows: the hash of a row's group_key and the seed decide its split, which is "
+        "then the same in every run. Rows to train on are left out if they repeat a held-out question, exactly, or "
+        "nearly with near_duplicates: group; none with allow.",
+    )
     near_duplicates: Literal["warn", "group", "refuse", "allow"] = Field(
         default="warn",
         description="What to do about questions of select or confirm that nearly repeat one of train: warn; group: put "
@@ -238,6 +244,15 @@ class SplitsConfig(Block):
         le=1,
         description="Similarity from which two questions are near-duplicates: the share of their runs of five words "
         "that both have.",
+    )
+
+
+class RegressionConfig(Block):
+    """Examples that the trained model must not be worse on."""
+
+    file: Path = Field(description="Dataset file; its examples are in no split.")
+    margin: float = Field(
+        default=0.02, gt=0, description="The confidence interval of the change must be above minus this."
     )
 
 
@@ -259,6 +274,9 @@ class GateConfig(Block):
     guard_metrics: dict[str, float] = Field(
         default_factory=dict,
         description="Evaluator -> maximum drop: the confidence interval of its change must be above minus this.",
+    )
+    regression: RegressionConfig | None = Field(
+        default=None, description="Examples on which the metric must not drop either; asked if it has improved."
     )
     max_missing: float = Field(
         default=0.2,

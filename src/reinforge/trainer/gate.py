@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
-from reinforge.config.schema import FinetuneConfig, GateConfig
+from reinforge.config.schema import FinetuneConfig, GateConfig, RegressionConfig
 from reinforge.errors import Problem
 from reinforge.evaluation.changes import (
     MetricChange,
@@ -24,6 +25,7 @@ from reinforge.evaluation.changes import (
     summarize_arm,
 )
 from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.evaluation.splits import REGRESSION
 from reinforge.evaluation.statistics import (
     MAX_P_VALUE,
     Improvement,
@@ -222,21 +224,22 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
     return True, f"the interval of the improvement {interval} lies above {above} ({mean} on {pairs})"
 
 
-def _judge_guard(metric: str, allowed: float, gate: GateConfig, arms: Arms) -> Guard:
+def _judge_guard(metric: str, allowed: float, gate: GateConfig, arms: Arms, name: str = "") -> Guard:
+    name = name or f"guard metric {metric}"
     if problem := _find_obstacle(gate, metric, arms):
-        return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
+        return Guard(metric, allowed, None, None, f"{name} could not be checked: {problem}")
     change = compute_paired_difference(*select_scored_in_both(metric, *arms), clusters=arms[0].clusters)
     if change.ci_low is None or change.ci_high is None:  # all scores are equal in both arms
-        return Guard(metric, allowed, change, True, f"guard metric {metric} did not change on any example")
+        return Guard(metric, allowed, change, True, f"{name} did not change on any example")
     interval = _format_ends(change.ci_low, change.ci_high)
     of_change = f"the interval of its change is {interval}"
     if change.ci_low > -allowed:
-        return Guard(metric, allowed, change, True, f"guard metric {metric} passed: {of_change}, above {-allowed:g}")
+        return Guard(metric, allowed, change, True, f"{name} passed: {of_change}, above {-allowed:g}")
     if change.mean_difference < 0:
-        reason = f"guard metric {metric} may have dropped by more than {allowed:g}: {of_change}"
+        reason = f"{name} may have dropped by more than {allowed:g}: {of_change}"
     else:
         few = f"{count_examples(change.num_pairs, change.num_clusters)} are too few to rule out"
-        reason = f"{few} that guard metric {metric} dropped by more than {allowed:g}: {of_change}"
+        reason = f"{few} that {name} dropped by more than {allowed:g}: {of_change}"
     return Guard(metric, allowed, change, False, reason)
 
 
@@ -300,6 +303,8 @@ class BaseComparison:
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
         if self._gate.reference is not None:
             summary.promoted, summary.reason = await self._judge_against_reference(after, "tuned", verdict.guards)
+        if summary.promoted and self._gate.regression is not None:
+            await self._judge_regression(self._gate.regression, base, best)
         await self._measure_transfer(base, best)
         context.end_stage({"promoted": summary.promoted, "reason": summary.reason})
         if summary.promoted:
@@ -330,6 +335,18 @@ class BaseComparison:
         summary.non_inferiority = found
         summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
         return decide_promotion(found, guards)
+
+    async def _judge_regression(self, pinned: RegressionConfig, base: ValidationRow, best: ValidationRow) -> None:
+        """Takes the promotion back unless the metric has not dropped on the pinned examples, and says so."""
+        before = await self._evaluate_arm(base, "regression_base", REGRESSION)
+        after = await self._evaluate_arm(best, "regression_tuned", REGRESSION)
+        metric, summary = self._parts.gate_metric, self._summary
+        scores = select_scored_in_both(metric, before, after)
+        means = " -> ".join(f"{fmean(each.values()):.3f}" for each in scores if each)
+        name = f"{metric} on the regression set {pinned.file.name} ({means or 'no score'})"
+        found = _judge_guard(metric, pinned.margin, self._gate, (before, after), name)
+        summary.promoted = found.passed
+        summary.reason += f"; {'' if found.passed else 'but '}{found.reason}"
 
     async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:
         """Compares both models on tasks that were not trained, if there are any."""

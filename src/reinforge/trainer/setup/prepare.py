@@ -11,7 +11,13 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneRunConfig
 from reinforge.engine import import_engine
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.splits import split_examples, split_with_validation, take_transfer
+from reinforge.evaluation.splits import (
+    REGRESSION,
+    name_apart,
+    split_examples,
+    split_with_validation,
+    take_transfer,
+)
 from reinforge.interfaces import Algorithm, DatasetLoader, Evaluator, TrajectoryBuilder
 from reinforge.port_bases import SavesWeights
 from reinforge.rollout.runner import choose_llm
@@ -211,16 +217,28 @@ async def _load_splits(
     items = await attempt(lambda: load(builder, run.dataset))
     items, transfer = take_transfer(items) if items is not None else (None, [])
     more = {"transfer": transfer} if transfer else {}
+    pinned = config.gate.regression and await attempt(lambda: load(builder, config.gate.regression.file))
     id_key = getattr(builder.config.eval.general.dataset, "id_key", "id")
     if run.validation_dataset is None and run.validation_config_file is None:
-        return None if items is None else {**split_examples(items, config.splits, config.seed, id_key=id_key), **more}
+        if items is None:
+            return None
+        splits = split_examples(items, config.splits, config.seed, id_key=id_key)
+        return _add_regression({**splits, **more}, pinned)
     if run.validation_dataset is None and other.config.eval.general.dataset is None:
         message = f"{run.validation_config_file} has no eval.general.dataset to validate on"
         raise ConfigError(Problem(VALIDATION_FILE, message, "add one there, or pass --validation_dataset"))
     validation = await attempt(lambda: load(other, run.validation_dataset))
     if items is None or validation is None:
         return None
-    return {**split_with_validation(items, validation, config.splits, config.seed, id_key=id_key), **more}
+    splits = split_with_validation(items, validation, config.splits, config.seed, id_key=id_key)
+    return _add_regression({**splits, **more}, pinned)
+
+
+def _add_regression(
+    splits: dict[str, list[EvalInputItem]], pinned: list[EvalInputItem] | None
+) -> dict[str, list[EvalInputItem]]:
+    others = [item for items in splits.values() for item in items]
+    return splits if pinned is None else {**splits, REGRESSION: name_apart(pinned, others, REGRESSION)}
 
 
 async def _held_out_evaluators(
