@@ -2,6 +2,7 @@
 
 POST   /v1/feedback              what a person or a program says of a chat or a session
 GET    /v1/learn                 how much is kept for this API key, and how the comparisons of versions stand
+POST   /v1/learn/run             starts a training now
 DELETE /v1/learn/users/{user}    deletes a person's chats and feedback, and lists the versions trained on them
 """
 
@@ -68,6 +69,7 @@ class LearningApi(Feature):
             web.post("/v1/feedback", self.add),
             web.get("/v1/learn", self.show),
             web.delete("/v1/learn/users/{user:.+}", self.remove_user),
+            web.post("/v1/learn/run", self.train),
         ]
 
     def register_metrics(self, registry: Any) -> None:
@@ -159,6 +161,14 @@ class LearningApi(Feature):
         await self._rate_all()
         return write_json({"object": "user.deleted", **found})
 
+    async def train(self, request: web.Request) -> web.Response:
+        """Answers once the process of the training runs."""
+        if self._trainings is None:
+            raise ApiError(404, "this server trains nothing: it needs a `train:` block, and a folder of versions")
+        await self._run(lambda: None)  # what has been said so far is trained on
+        pid = await self._trainings.start()
+        return write_json(self._trainings.describe(pid), 202)
+
 
 async def make_learning(host: TrainingHost, config: Path, versions: Iterable[LiveVersions]) -> LearningApi:
     blocks, data_dir, folders = read_blocks(config, **BLOCKS), host.options.data_dir.absolute(), list(versions)
@@ -168,9 +178,10 @@ async def make_learning(host: TrainingHost, config: Path, versions: Iterable[Liv
     for live in folders:
         live.rule = blocks.get("compare")
     trainings = None
-    if "train" in blocks and blocks["train"].when is not None:
-        if len(folders) != 1:
+    if "train" in blocks:
+        if len(folders) == 1:
+            trainings = TrainingStarter(config, data_dir, folders[0].folder)
+        elif blocks["train"].when is not None:
             fix = "make one and serve it: reinforge versions NAME --add RUN"
             raise ConfigError(Problem("train.when", "needs one folder of versions as the MODEL", fix, str(config)))
-        trainings = TrainingStarter(config, data_dir, folders[0].folder)
     return LearningApi(data_dir, blocks["record"], host.options.token, folders, trainings)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +53,24 @@ def count_new(database: Path, use: str) -> int:
     return sum(any(True for _ in build_records(chat, use)) for chat in read_chats(database, only_new=True))
 
 
+@dataclass(frozen=True, slots=True)
+class ChatChoice:
+    """Which chats a training by `reinforge learn run` takes; a user's chats then count as one conversation."""
+
+    replay: float  # share of the users whose chats are rows again if a version was trained on them
+    without: Collection[tuple[str, str]] = ()  # keys and conversations that are left out
+    base: str = ""  # the version that it begins with
+
+
 def export_rows(
-    database: Path, output: Path, use: str, version: str | None = None, replay: float | None = None
+    database: Path, output: Path, use: str, version: str | None = None, choice: ChatChoice | None = None
 ) -> ImportReport:
     """Writes the rows of a store, and returns what was written.
 
     Args:
         use: all, sft, kto or dpo.
         version: Name of the model version that is trained on them, kept in the store; None: not known yet.
-        replay: For a training by `reinforge learn run`: the share of users whose chats, if a version was trained on
-            them, are rows again; and a user's chats count as one conversation. None: every chat, as it is.
+        choice: For a training; None: every chat, as it is.
     """
     used = list[tuple[str, str]]()
     with (
@@ -71,9 +80,11 @@ def export_rows(
         records = Path(folder) / "chats.jsonl"
         with open(records, "w", encoding="utf-8", opener=open_private) as file:
             for chat in read_chats(database):
-                if replay is not None:
+                if choice is not None:
                     chat.record["session_id"] = chat.owner
-                    if chat.is_trained and stable_seed(0, str(version), chat.owner) >= replay * 2**63:
+                    if (chat.key, chat.conversation) in choice.without:
+                        continue
+                    if chat.is_trained and stable_seed(0, str(version), chat.owner) >= choice.replay * 2**63:
                         continue
                 for number, record in enumerate(build_records(chat, use)):
                     file.write(json.dumps(record) + "\n")
@@ -85,7 +96,7 @@ def export_rows(
     if version is not None:
         store = LearningStore(database)
         try:
-            store.record_training(version, used)
+            store.record_training(version, used, None if choice is None else choice.base)
         finally:
             store.close()
     return report

@@ -4,6 +4,7 @@
                `split`: seed of the split between two versions that drew its version; null: none did, or it has no user
     feedback   what one source said of a chat, or of the chats of a session so far; rows are only added
     trainings  version -> chats
+    starts     trainings in their order, with the version that each began with, also by the name of its run
     removals   version -> people whose chats it was trained on and were removed since
 
 Ids of users and sessions are kept as hashes (`make_alias`). One thread writes (`JournalWriter`), and what it has
@@ -26,7 +27,7 @@ from typing import Any, TypeVar
 import zstandard
 
 from reinforge.bounded import encode_any, load_json
-from reinforge.errors import ConfigError, StorageError, boundary
+from reinforge.errors import ConfigError, Problem, StorageError, boundary
 from reinforge.files import to_json
 from reinforge.learning.feedback import Feedback, Opinion
 from reinforge.limits import get_limits
@@ -38,7 +39,7 @@ from reinforge.serving.routes import ApiError
 from reinforge.types.request import TokenLogprobs
 
 STORE = "learn.sqlite"
-FORMAT = 2
+FORMAT = 3
 CHAT, SESSION = "chat", "session"
 _SCHEMA = """
 CREATE TABLE chats (
@@ -53,6 +54,8 @@ CREATE TABLE feedback (
     at_s REAL NOT NULL, UNIQUE (key, request_key));
 CREATE INDEX feedback_by_target ON feedback (key, level, target);
 CREATE TABLE trainings (version TEXT NOT NULL, key TEXT NOT NULL, chat TEXT NOT NULL, PRIMARY KEY (key, chat, version));
+CREATE TABLE starts (seq INTEGER PRIMARY KEY AUTOINCREMENT, version TEXT NOT NULL, base TEXT NOT NULL,
+    at_s REAL NOT NULL);
 CREATE TABLE removals (version TEXT NOT NULL, key TEXT NOT NULL, user TEXT NOT NULL, PRIMARY KEY (key, user, version));
 """
 MAX_FEEDBACK = 100
@@ -262,10 +265,16 @@ class LearningStore:
         self._empty_log()
         return found
 
-    def record_training(self, version: str, chats: Sequence[tuple[str, str]]) -> None:
-        """Records the keys and ids of the chats that a version is trained on."""
+    def record_training(self, version: str, chats: Sequence[tuple[str, str]], base: str | None = None) -> None:
+        """Records the keys and ids of the chats that a version is trained on; with a base: that this begins now."""
         rows = [(version, *chat) for chat in chats]
-        self.run(lambda db: db.executemany("INSERT OR IGNORE INTO trainings VALUES (?, ?, ?)", rows))
+
+        def record(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT OR IGNORE INTO trainings VALUES (?, ?, ?)", rows)
+            if base is not None:
+                db.execute("INSERT INTO starts (version, base, at_s) VALUES (?, ?, ?)", (version, base, time.time()))
+
+        self.run(record)
 
     def count(self, key: str) -> dict[str, int]:
         def count(db: sqlite3.Connection) -> dict[str, int]:
@@ -356,16 +365,54 @@ def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
     ]
 
 
+@contextlib.contextmanager
+def _open(database: Path) -> Iterator[sqlite3.Connection]:
+    with boundary(StorageError, f"cannot read {database}"), open_for_reading(database) as db:
+        (found,) = db.execute("PRAGMA user_version").fetchone()
+        if found != FORMAT:
+            raise ConfigError(f"{database} is not a store of `reinforge serve --learn` (format {found})")
+        yield db
+
+
+def read_last_start(database: Path) -> float | None:
+    """Returns when the newest training began, in seconds since the Unix epoch; None: there was none."""
+    with _open(database) as db:
+        found = db.execute("SELECT at_s FROM starts ORDER BY seq DESC LIMIT 1").fetchone()
+    return None if found is None else float(found[0])
+
+
+def find_person(database: Path, user: str) -> tuple[set[tuple[str, str]], set[str]]:
+    """Returns a person's conversations, of any API key, and what was trained on any of them, also on deleted ones.
+
+    A version that began with one of these is one of them.
+    """
+    conversations, versions = set[tuple[str, str]](), set[str]()
+    trained = (
+        "SELECT version FROM removals WHERE key = ?1 AND user = ?2 UNION SELECT t.version FROM trainings AS t JOIN "
+        "chats AS c ON c.key = t.key AND c.id = t.chat WHERE c.key = ?1 AND c.conversation IN (SELECT conversation "
+        "FROM chats WHERE key = ?1 AND user = ?2)"
+    )
+    with _open(database) as db:
+        for (key,) in db.execute("SELECT key FROM chats UNION SELECT key FROM removals").fetchall():
+            whose = (key, make_alias(key, "user", user))
+            found = db.execute("SELECT DISTINCT key, conversation FROM chats WHERE key = ? AND user = ?", whose)
+            conversations |= set(found.fetchall())
+            versions |= {version for (version,) in db.execute(trained, whose)}
+        for version, base in db.execute("SELECT version, base FROM starts ORDER BY seq"):
+            versions |= {version} if base in versions else set()
+    if not conversations and not versions:
+        fix = "write it as requests do, in `user`; nothing was trained on what is not kept"
+        raise ConfigError(Problem("USER", f"no request of the user {user!r} is kept in {database}", fix))
+    return conversations, versions
+
+
 def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat]:
     """Yields the chats of a store in their order; a server may write to it at the same time.
 
     Args:
         only_new: Only those with feedback that no version was trained on.
     """
-    with boundary(StorageError, f"cannot read {database}"), open_for_reading(database) as db:
-        (found,) = db.execute("PRAGMA user_version").fetchone()
-        if found != FORMAT:
-            raise ConfigError(f"{database} is not a store of `reinforge serve --learn` (format {found})")
+    with _open(database) as db:
         columns = f"seq, key, id, conversation, {_OWNER}, {_TRAINED}, model, version, data"
         where = f"WHERE {_RATED} AND NOT {_TRAINED}" if only_new else ""
         rows = db.execute(f"SELECT {columns} FROM chats AS c {where} ORDER BY seq")
