@@ -64,7 +64,7 @@ async def test_only_new_ratings_that_the_algorithm_can_use_count(tmp_path, versi
         await chat(client, "not rated")
         await rate(client, id=(await chat(client, "said"))["id"], comment="hm")
         twice = (await chat(client, "contradicted"))["id"]
-        for source, thumb in (("user", "up"), ("judge", "down")):
+        for source, thumb in (("user", "up"), ("agent", "down")):
             await rate(client, id=twice, thumb=thumb, source=source)
         assert (count_new(tmp_path / STORE, "kto"), starter.is_due()) == (1, False)
         await chat(client, "in a session", metadata={"session_id": "s"})

@@ -23,7 +23,6 @@ from reinforge.evaluation.evaluators.base import (
 )
 from reinforge.evaluation.evaluators.weighted import Weighted
 from reinforge.evaluation.reasons import ScoreFailures, find_missing_reason, find_unscored_reason
-from reinforge.evaluation.splits import REGRESSION
 from reinforge.evaluation.statistics import summarize
 from reinforge.interfaces import EvaluationRunner, Evaluator, GroupEvaluator
 from reinforge.rollout.episode import with_steps
@@ -43,6 +42,7 @@ from reinforge.types.trajectory import Outcome
 if TYPE_CHECKING:
     from reinforge.evaluation.opponents import Referee, SiblingGroups
 
+REGRESSION = "regression"
 HELD_OUT = ("select", "confirm", "transfer", REGRESSION)
 
 Listener = Callable[[EpisodeRecord], None]

@@ -9,7 +9,6 @@ replies to train on form a group if their prompts are equal, whatever their repl
 names the split (`key`), equal rows in different splits are an error, since grouping them would override that column.
 
 Rows of one conversation (equal values in the column `group_key`) form a group too: later ones repeat earlier ones.
-With `fixed`, nothing else decides the split of a conversation, so that every run holds it out, or none.
 Questions that nearly repeat each other form a group only with `near_duplicates: group`; see `contamination.py`.
 
 A game has the same row for each of its episodes. Where the id alone makes them different examples, since it seeds the
@@ -23,7 +22,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, compress
+from itertools import compress
 from operator import not_
 from typing import Any
 
@@ -32,10 +31,9 @@ from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.evaluation.contamination import find_equal_questions, find_id_key, group_near_duplicates
 from reinforge.types.evaluation import EvalInputItem
-from reinforge.types.seeding import stable_random, stable_seed
+from reinforge.types.seeding import stable_random
 
 SPLITS = ("train", "select", "confirm")
-REGRESSION = "regression"  # what `finetuning.gate.regression` names
 PATH = "finetuning.splits"
 REPLY_COLUMNS = ("completion", "chosen", "preferred_output")
 
@@ -58,8 +56,10 @@ def split_examples(
         groups = merge_groups(groups, group_near_duplicates(items, config.near_duplicate_similarity))
     num_distinct = len(groups)
     if config.fixed:
-        assigned = _assign_by_hash(items, groups, config, seed)
-    elif column:
+        from reinforge.evaluation.fixed_splits import assign_by_hash  # for a dataset that grows alone
+
+        assigned = assign_by_hash(items, groups, config, seed)
+    elif column is not None:
         assigned = _assign_by_column(items, groups, column, config.group_key)
     else:
         if config.key != id_key:
@@ -82,13 +82,6 @@ def take_transfer(items: Sequence[EvalInputItem]) -> tuple[list[EvalInputItem], 
     """Returns the examples that are split, and those with `transfer: true`, which no job trains on: another task's."""
     found = [isinstance(row := item.full_dataset_entry, Mapping) and row.get("transfer") is True for item in items]
     return list(compress(items, map(not_, found))), list(compress(items, found))
-
-
-def name_apart(items: Sequence[EvalInputItem], others: Sequence[EvalInputItem], name: str) -> list[EvalInputItem]:
-    """Returns the examples; if they share ids with the others, with `name:` before their ids."""
-    if {str(item.id) for item in items} & {str(item.id) for item in others}:
-        return [item.copy_with_updates(id=f"{name}:{item.id}") for item in items]
-    return list(items)
 
 
 def merge_groups(groups: list[list[str]], similar: list[list[str]]) -> list[list[str]]:
@@ -202,49 +195,6 @@ def _assign_by_size(groups: list[list[str]], config: SplitsConfig, seed: int) ->
     return defaultdict(str, assigned)
 
 
-def _assign_by_hash(
-    items: Sequence[EvalInputItem], groups: list[list[str]], config: SplitsConfig, seed: int
-) -> dict[str, str]:
-    """Returns the split of each id, which the value of `group_key` alone decides, else the id.
-
-    shares 0.6 / 0.15 / 0.25, hash 0.7 of [0, 1)  =>  select
-
-    Args:
-        groups: Ids with the same question, of which those to train on are left out if any is held out.
-    """
-    ends = list(accumulate(read_shares(config).values()))
-    names = {id_: value for value, ids in group_by_column(items, config.group_key).items() for id_ in ids}
-
-    def choose(name: str) -> str:
-        place = stable_seed(seed if config.seed is None else config.seed, "splits", name) / 2**63
-        return next((split for split, end in zip(SPLITS, ends, strict=True) if place < end), "")
-
-    assigned = {str(item.id): choose(names.get(str(item.id), str(item.id))) for item in items}
-    for group in groups if config.near_duplicates != "allow" else ():
-        if any(assigned[id_] in SPLITS[1:] for id_ in group):
-            assigned |= {id_: "" for id_ in group if assigned[id_] == "train"}
-    return assigned
-
-
-def read_shares(config: SplitsConfig) -> dict[str, float]:
-    """Returns the shares of fixed splits; a `ConfigError` if something else decides, such as counts."""
-    if config.key is not None:
-        raise ConfigError(Problem(f"{PATH}.key", "set together with fixed, but both define the splits", "remove one"))
-    shares = {name: float(getattr(config, name)) for name in SPLITS}
-    fix = "write a share from 0 to 1: users keep their split when others come"
-    counts = [name for name, share in shares.items() if share > 1]
-    if counts:
-        raise ConfigError([Problem(f"{PATH}.{name}", f"{shares[name]:g} is a count", fix) for name in counts])
-    return _check_sum(shares)
-
-
-def _check_sum(shares: dict[str, float]) -> dict[str, float]:
-    if sum(shares.values()) > 1 + 1e-9:
-        wanted = " + ".join(f"{name} {share:g}" for name, share in shares.items())
-        raise ConfigError(Problem(PATH, f"the shares {wanted} add up to more than 1", "lower them to a sum of 1"))
-    return shares
-
-
 def _compute_sizes(total: int, config: SplitsConfig) -> dict[str, int]:
     given = {name: float(getattr(config, name)) for name in SPLITS}
     for name, value in given.items():
@@ -256,7 +206,10 @@ def _compute_sizes(total: int, config: SplitsConfig) -> dict[str, int]:
     if left < 0:
         wanted = " + ".join(f"{name} {count}" for name, count in counts.items())
         raise ConfigError(Problem(PATH, f"{wanted} is more than the dataset's {total} examples", "lower the counts"))
-    shares = _check_sum({name: value for name, value in given.items() if name not in counts})
+    shares = {name: value for name, value in given.items() if name not in counts}
+    if sum(shares.values()) > 1 + 1e-9:
+        wanted = " + ".join(f"{name} {share:g}" for name, share in shares.items())
+        raise ConfigError(Problem(PATH, f"the shares {wanted} add up to more than 1", "lower them to a sum of 1"))
     return counts | _round_shares(shares, left)
 
 
@@ -310,6 +263,7 @@ def _assign_by_column(
 
 
 VALIDATION_DATASET = "finetuning.run_configuration.validation_dataset"
+PREFIX = "validation:"
 
 
 def split_with_validation(
@@ -326,7 +280,8 @@ def split_with_validation(
     if config.key is not None and not by_id:
         message = "set together with a validation dataset, but both define which examples are held out"
         raise ConfigError(Problem(f"{PATH}.key", message, "remove one of the two"))
-    validation = name_apart(validation, train, "validation")
+    if {str(item.id) for item in train} & {str(item.id) for item in validation}:
+        validation = [item.copy_with_updates(id=f"{PREFIX}{item.id}") for item in validation]
     held_out = {str(item.id) for item in validation}
     check_group_key([*train, *validation], config.group_key)
     groups = group_equal_examples([*train, *validation], id_key, None)

@@ -21,9 +21,10 @@ from pydantic import ValidationError
 
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.learning.capture import StoreKeeper, StoreWriter
-from reinforge.learning.feedback import Feedback
+from reinforge.learning.feedback import JUDGE, Feedback
+from reinforge.learning.judge import Judge
 from reinforge.learning.store import STORE, LearningStore, make_alias
-from reinforge.learning.training import BLOCKS, TrainingStarter
+from reinforge.learning.training import BLOCKS, TrainingStarter, read_train_config
 from reinforge.routing.live_comparison import LiveScore
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import TrainingHost
@@ -55,8 +56,9 @@ class LearningApi(Feature):
         token: str | None,
         versions: Iterable[LiveVersions] = (),
         trainings: TrainingStarter | None = None,
+        judge: Judge | None = None,
     ):
-        self._trainings = trainings
+        self._trainings, self._judge, self._stack = trainings, judge, contextlib.AsyncExitStack()
         self.store, self._versions = LearningStore(folder / STORE), {each.name: each for each in versions}
         self._writer = StoreWriter(self.store, config, self._find_split)
         self._recorder = Recorder(folder, config, writer=self._writer)
@@ -82,11 +84,16 @@ class LearningApi(Feature):
         self._tasks.append(asyncio.create_task(self._clean()))
         if self._trainings is not None:
             self._tasks.append(asyncio.create_task(self._trainings.run()))
+        if self._judge is not None:
+            self.store.compares_judged = self._judge.config.compare
+            evaluator = await self._stack.enter_async_context(self._judge.open())
+            self._tasks.append(asyncio.create_task(self._judge.run(evaluator, self._keep)))
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._thread.shutdown)
         with contextlib.suppress(StorageError):  # it was said when it happened
@@ -138,7 +145,12 @@ class LearningApi(Feature):
             given = Feedback.model_validate(body)
         except ValidationError as error:
             raise refuse_invalid(error) from None
-        key = self.keeper.hash_key(request)
+        if given.source == JUDGE:
+            raise ApiError(400, f"the source {JUDGE!r} is the server's own; send another name", param="source")
+        return write_json(await self._keep(self.keeper.hash_key(request), given))
+
+    async def _keep(self, key: str, given: Feedback) -> dict[str, Any]:
+        """Returns the answer to feedback once it is on disk, and counts it."""
 
         def add() -> tuple[dict[str, Any], list[LiveScore]]:
             opinion = self._writer.mask(given.opinion)
@@ -147,7 +159,7 @@ class LearningApi(Feature):
 
         answer, scores = await self._run(add)
         await self._rate(scores)
-        return write_json(answer)
+        return answer
 
     async def show(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
@@ -184,4 +196,9 @@ async def make_learning(host: TrainingHost, config: Path, versions: Iterable[Liv
         elif blocks["train"].when is not None:
             fix = "make one and serve it: reinforge versions NAME --add RUN"
             raise ConfigError(Problem("train.when", "needs one folder of versions as the MODEL", fix, str(config)))
-    return LearningApi(data_dir, blocks["record"], host.options.token, folders, trainings)
+    judge = None
+    if "judge" in blocks:
+        judge = Judge(
+            blocks["judge"], config, read_train_config(config).config if "train" in blocks else None, data_dir
+        )
+    return LearningApi(data_dir, blocks["record"], host.options.token, folders, trainings, judge)

@@ -18,9 +18,10 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ import zstandard
 from reinforge.bounded import encode_any, load_json
 from reinforge.errors import ConfigError, Problem, StorageError, boundary
 from reinforge.files import to_json
-from reinforge.learning.feedback import Feedback, Opinion
+from reinforge.learning.feedback import JUDGE, Feedback, Opinion
 from reinforge.limits import get_limits
 from reinforge.routing.live_comparison import LiveScore
 from reinforge.runs.journal.episode_json import parse_tokens
@@ -95,6 +96,8 @@ class StoredChat:
         opinions: By source; that of the chat before that of its session, field by field.
     """
 
+    seq: int
+    started_s: float
     key: str
     id: str
     conversation: str
@@ -121,6 +124,7 @@ class LearningStore:
 
     def __init__(self, database: Path):
         self.database, self.num_bytes = database, 0
+        self.compares_judged = False  # the scores of comparisons are also the judge's
         self._writer = JournalWriter(database, create_tables)
         self.run(self._measure)
 
@@ -213,15 +217,16 @@ class LearningStore:
 
     def read_scores(self, key: str | None = None, given: Feedback | None = None) -> list[LiveScore]:
         """Returns the scores of conversations in comparisons: of those that feedback is on; None: of all."""
+        read_scores = partial(_read_scores, judged=self.compares_judged)
         if given is None:
-            return self.run(_read_scores)
+            return self.run(read_scores)
         if given.id is None:
-            return self.run(lambda db: _read_scores(db, key, make_alias(str(key), "session", str(given.session_id))))
+            return self.run(lambda db: read_scores(db, key, make_alias(str(key), "session", str(given.session_id))))
         query = "SELECT conversation FROM chats WHERE key = ? AND id = ?"
 
         def read(db: sqlite3.Connection) -> list[LiveScore]:
             found = db.execute(query, (key, given.id)).fetchone()
-            return [] if found is None else _read_scores(db, key, *found)
+            return [] if found is None else read_scores(db, key, *found)
 
         return self.run(read)
 
@@ -277,10 +282,13 @@ class LearningStore:
         self.run(record)
 
     def count(self, key: str) -> dict[str, int]:
+        tables = {"chats": "chats", "feedback": f"feedback WHERE source != '{JUDGE}'"}
+        tables["judged"] = f"feedback WHERE source = '{JUDGE}'"
+
         def count(db: sqlite3.Connection) -> dict[str, int]:
             return {
-                table: db.execute(f"SELECT count(*) FROM {table} WHERE key = ?", (key,)).fetchone()[0]
-                for table in ("chats", "feedback")
+                name: db.execute(f"SELECT count(*) FROM (SELECT * FROM {table}) WHERE key = ?", (key,)).fetchone()[0]
+                for name, table in tables.items()
             }
 
         return self.run(count)
@@ -337,14 +345,17 @@ def _merge_opinions(db: sqlite3.Connection, key: str, id_: str, conversation: st
     for source in (*(each for each in of_session if each not in of_chat), *of_chat):
         merged = of_session.get(source, {}) | of_chat.get(source, {})
         opinions[source] = {name: value for name, value in merged.items() if value is not None}
+    if any(each.keys() - {"comment"} for source, each in opinions.items() if source != JUDGE):
+        opinions.pop(JUDGE, None)
     return opinions
 
 
-def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
+def _read_scores(db: sqlite3.Connection, *whose: str | None, judged: bool = False) -> list[LiveScore]:
     """Returns the scores in [0, 1] of conversations: the means of their replies, which are the means of their sources.
 
     Args:
         whose: Key and alias of one conversation; none: of all.
+        judged: The judge is a source as well.
     """
     where = f"{_RATED} AND split IS NOT NULL" + (" AND key = ? AND conversation = ?" if whose else "")
     order = "row_number() OVER (PARTITION BY split, key, conversation ORDER BY seq DESC) AS place"
@@ -354,8 +365,9 @@ def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
     )
     scores: dict[tuple[int, str], tuple[str, int, list[float]]] = {}
     for seq, key, id_, conversation, user, split, version in db.execute(query, (*whose, MAX_REPLIES)).fetchall():
-        opinions = _merge_opinions(db, key, id_, conversation, seq).values()
-        said = [float(each["score"] if "score" in each else each.get("label", -1)) for each in opinions]
+        opinions = _merge_opinions(db, key, id_, conversation, seq)
+        counted = [each for source, each in opinions.items() if judged or source != JUDGE]
+        said = [float(each["score"] if "score" in each else each.get("label", -1)) for each in counted]
         replies = scores.setdefault((split, conversation), (user, version, []))[2]
         if found := [each for each in said if 0 <= each <= 1]:
             replies.append(sum(found) / len(found))
@@ -406,20 +418,33 @@ def find_person(database: Path, user: str) -> tuple[set[tuple[str, str]], set[st
     return conversations, versions
 
 
-def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat]:
+def read_chats(database: Path, *, only_new: bool = False, judged: bool = True) -> Iterator[StoredChat]:
     """Yields the chats of a store in their order; a server may write to it at the same time.
 
     Args:
         only_new: Only those with feedback that no version was trained on.
+        judged: With what the judge says.
     """
+    for chat in _read_where(database, f"{_RATED} AND NOT {_TRAINED}" if only_new else "TRUE"):
+        if not judged:
+            chat.opinions.pop(JUDGE, None)
+        if chat.opinions or not only_new:
+            yield chat
+
+
+def read_unrated(database: Path, after: int) -> Generator[StoredChat]:
+    """Yields the chats without feedback, from those after a number on."""
+    yield from _read_where(database, f"NOT {_RATED} AND seq > ?", after)
+
+
+def _read_where(database: Path, where: str, *values: int) -> Iterator[StoredChat]:
     with _open(database) as db:
-        columns = f"seq, key, id, conversation, {_OWNER}, {_TRAINED}, model, version, data"
-        where = f"WHERE {_RATED} AND NOT {_TRAINED}" if only_new else ""
-        rows = db.execute(f"SELECT {columns} FROM chats AS c {where} ORDER BY seq")
-        for seq, key, id_, conversation, owner, is_trained, model, version, packed in rows:
+        columns = f"seq, started_s, key, id, conversation, {_OWNER}, {_TRAINED}, model, version, data"
+        rows = db.execute(f"SELECT {columns} FROM chats AS c WHERE {where} ORDER BY seq", values)
+        for seq, started_s, key, id_, conversation, owner, is_trained, model, version, packed in rows:
             text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=8 * get_limits().episode_chars)
             data = load_json(text)
             opinions = _merge_opinions(db, key, id_, conversation, seq)
             tokens = None if data["tokens"] is None else parse_tokens(data["tokens"])
-            facts = (key, id_, conversation, owner, bool(is_trained), model, version)
+            facts = (seq, started_s, key, id_, conversation, owner, bool(is_trained), model, version)
             yield StoredChat(*facts, data["record"], tokens, opinions)

@@ -29,9 +29,10 @@ from reinforge.config.loader import load_config
 from reinforge.config.schema import RegressionConfig
 from reinforge.errors import ConfigError, Problem, StorageError, describe_error
 from reinforge.evaluation.datasets import FileDataset, choose_format
-from reinforge.evaluation.splits import read_shares
+from reinforge.evaluation.fixed_splits import read_shares
 from reinforge.files import PRIVATE_FILE, open_private
 from reinforge.learning.export import ChatChoice, count_new, export_rows
+from reinforge.learning.judge import JudgeConfig
 from reinforge.learning.store import STORE, find_person, read_last_start
 from reinforge.rollout.isolation.processes import describe_exit
 from reinforge.routing.live_comparison import LiveTest
@@ -75,6 +76,7 @@ class TrainConfig(Block):
         default=1.0, ge=0, le=1, description="Share of the users whose chats are trained on again, of those before."
     )
 
+    judged: bool = Field(default=True, description="Also train on chats that only `judge:` has rated.")
     regression: RegressionConfig | None = Field(
         default=None,
         description="Examples that you choose, on which a model must not be worse than the served version.",
@@ -95,7 +97,12 @@ class TrainConfig(Block):
         return overrides
 
 
-BLOCKS: dict[str, type[BaseModel]] = {"record": RecordConfig, "compare": LiveTest, "train": TrainConfig}
+BLOCKS: dict[str, type[BaseModel]] = {
+    "record": RecordConfig,
+    "compare": LiveTest,
+    "train": TrainConfig,
+    "judge": JudgeConfig,
+}
 
 
 def read_train_config(file: Path) -> TrainConfig:
@@ -194,14 +201,14 @@ def open_training(
             message = f"version {seen.candidate} of {folder.name} is the candidate, and is compared with what is served"
             fix = f"promote it, or stop it: reinforge versions {folder.folder} --stop_candidate"
             raise ConfigError(Problem("NAME", message, fix))
-        rows, num_new = data_dir.absolute() / ROWS, count_new(database, use)
+        rows, num_new = data_dir.absolute() / ROWS, count_new(database, use, judged=config.judged)
         if num_new < rated:
             raise ConfigError(Problem("--rated", f"{num_new} rated chats are new, fewer than {rated}", "wait for more"))
-        base, data, choice = seen.promoted, "", ChatChoice(config.replay)
+        base, data, choice = seen.promoted, "", ChatChoice(config.replay, judged=config.judged)
         if without is not None:
             conversations, versions = find_person(database, without)
             base, data = _find_base(folder, seen, versions), ", without one user"
-            choice = ChatChoice(1.0, conversations)
+            choice = replace(choice, replay=1.0, without=conversations)
         stack.callback(rows.unlink, missing_ok=True)
         report = export_rows(database, rows, use, run_name, replace(choice, base=name_version(folder, base)))
         data = f"{report.num_rows:,} rows of rated chats, {num_new:,} of them new{data}"
@@ -242,6 +249,7 @@ class TrainingStarter:
     def __init__(self, file: Path, data_dir: Path, folder: VersionFolder):
         config = read_train_config(file)
         self._when, self._use, self._data_dir, self._folder = config.when, config.find_use(), data_dir, folder
+        self._judged = config.judged
         named = (str(folder.folder), "--learn", str(file.absolute()), "--data_dir", str(data_dir))
         self._command = (sys.executable, "-m", "reinforge", "learn", "run", *named)
         self._num_failed = 0  # new ratings with which a training failed: the next one needs so many more
@@ -301,7 +309,7 @@ class TrainingStarter:
         return {"object": "learn.run", "model": self._folder.name, "process": pid, "log": str(self._log)}
 
     def _count(self) -> int:
-        return count_new(self._data_dir / STORE, self._use)
+        return count_new(self._data_dir / STORE, self._use, judged=self._judged)
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         """Says how a training has ended; if this is canceled, ends it."""

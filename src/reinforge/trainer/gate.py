@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from functools import partial
 
-from reinforge.config.schema import FinetuneConfig, GateConfig, RegressionConfig
+from reinforge.config.schema import FinetuneConfig, GateConfig
 from reinforge.errors import Problem
 from reinforge.evaluation.changes import (
     MetricChange,
@@ -24,8 +24,7 @@ from reinforge.evaluation.changes import (
     select_scored_in_both,
     summarize_arm,
 )
-from reinforge.evaluation.run import DatasetEvaluation
-from reinforge.evaluation.splits import REGRESSION
+from reinforge.evaluation.run import REGRESSION, DatasetEvaluation
 from reinforge.evaluation.statistics import (
     MAX_P_VALUE,
     Improvement,
@@ -102,7 +101,7 @@ def decide(
         )
         return Verdict(None, problem, improvement, base_arm, tuned_arm, changes=changes)
     improvement = compute_paired_difference(base_scores, tuned_scores, gate.smallest_gain, clusters=base.clusters)
-    guards = [_judge_guard(name, loss, gate, (base, tuned)) for name, loss in gate.guard_metrics.items()]
+    guards = [judge_guard(name, loss, gate, (base, tuned)) for name, loss in gate.guard_metrics.items()]
     cleared, reason = _judge_improvement(gate, improvement, unchanged=base_scores == tuned_scores)
     failed_guards = [guard for guard in guards if guard.passed is False] or [g for g in guards if g.passed is None]
     promoted: bool | None = cleared
@@ -224,7 +223,7 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
     return True, f"the interval of the improvement {interval} lies above {above} ({mean} on {pairs})"
 
 
-def _judge_guard(metric: str, allowed: float, gate: GateConfig, arms: Arms, name: str = "") -> Guard:
+def judge_guard(metric: str, allowed: float, gate: GateConfig, arms: Arms, name: str = "") -> Guard:
     name = name or f"guard metric {metric}"
     if problem := _find_obstacle(gate, metric, arms):
         return Guard(metric, allowed, None, None, f"{name} could not be checked: {problem}")
@@ -304,7 +303,11 @@ class BaseComparison:
         if self._gate.reference is not None:
             summary.promoted, summary.reason = await self._judge_against_reference(after, "tuned", verdict.guards)
         if summary.promoted and self._gate.regression is not None:
-            await self._judge_regression(self._gate.regression, base, best)
+            from reinforge.trainer.regression import judge_regression  # for a run with a regression set alone
+
+            arms = [partial(self._evaluate_arm, each, split=REGRESSION) for each in (base, best)]
+            summary.promoted, why = await judge_regression(self._gate, self._parts.gate_metric, *arms)
+            summary.reason += why
         await self._measure_transfer(base, best)
         context.end_stage({"promoted": summary.promoted, "reason": summary.reason})
         if summary.promoted:
@@ -335,18 +338,6 @@ class BaseComparison:
         summary.non_inferiority = found
         summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
         return decide_promotion(found, guards)
-
-    async def _judge_regression(self, pinned: RegressionConfig, base: ValidationRow, best: ValidationRow) -> None:
-        """Takes the promotion back unless the metric has not dropped on the pinned examples, and says so."""
-        before = await self._evaluate_arm(base, "regression_base", REGRESSION)
-        after = await self._evaluate_arm(best, "regression_tuned", REGRESSION)
-        metric, summary = self._parts.gate_metric, self._summary
-        scores = select_scored_in_both(metric, before, after)
-        means = " -> ".join(f"{fmean(each.values()):.3f}" for each in scores if each)
-        name = f"{metric} on the regression set {pinned.file.name} ({means or 'no score'})"
-        found = _judge_guard(metric, pinned.margin, self._gate, (before, after), name)
-        summary.promoted = found.passed
-        summary.reason += f"; {'' if found.passed else 'but '}{found.reason}"
 
     async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:
         """Compares both models on tasks that were not trained, if there are any."""

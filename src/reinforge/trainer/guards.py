@@ -19,7 +19,7 @@ from reinforge.config.schema import FinetuneConfig, GateConfig, SplitsConfig
 from reinforge.engine.packages import EMBEDDINGS, is_installed
 from reinforge.errors import GuardHalted, Problem
 from reinforge.evaluation.contamination import Repetition, find_repetitions, is_trained_on
-from reinforge.evaluation.splits import PATH, REGRESSION
+from reinforge.evaluation.splits import PATH
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.rows import BASELINE, GUARD, EpochMetrics, GuardEvent, ValidationRow, list_guard_events
 from reinforge.types.evaluation import EvalInputItem
@@ -350,7 +350,6 @@ def find_warnings(
     events = []
     if trains_on_reward and not list_held_out_metrics(config.gate, reward):
         events.append(GuardEvent(BASELINE, "held_out_metric", "warn", _describe_missing_metric(reward, evaluators)))
-    splits = _drop_regression(splits)
     found = _search(splits, config.splits) if config.splits.near_duplicates == "warn" else []
     if found:
         text = (
@@ -371,18 +370,12 @@ def find_warnings(
 
 def refuse_repetitions(splits: Splits, config: SplitsConfig) -> list[Problem]:
     """Returns the problem of held-out examples that repeat training examples, where these are to be refused."""
-    splits = _drop_regression(splits)
     if config.near_duplicates not in ("refuse", "group") or not (found := _search(splits, config)):
         return []
     fix = "remove them: `reinforge data dedupe`"
     if config.near_duplicates == "group":
         fix += "; they cannot be put into one split, since the dataset itself says which examples are held out"
     return [Problem(NEAR_DUPLICATES, describe_repetitions(found, splits), fix)]
-
-
-def _drop_regression(splits: Splits) -> Splits:
-    """Leaves out what is to stay as good as it is: it may be trained on, since it shows no improvement."""
-    return {name: items for name, items in splits.items() if name != REGRESSION}
 
 
 def _search(splits: Splits, config: SplitsConfig) -> list[Repetition]:

@@ -6,7 +6,7 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.runs.summary import load_summary
-from reinforge.trainer.gate import BaseComparison
+from reinforge.trainer import regression
 from tests.core.evaluation.test_reference import Replacement
 
 
@@ -75,9 +75,9 @@ async def test_a_gate_that_judges_no_regression_set_promotes_the_forgetful_model
     """Mutation: the regression set is not asked."""
 
     async def skip(*arguments):
-        pass
+        return True, ""
 
-    monkeypatch.setattr(BaseComparison, "_judge_regression", skip)
+    monkeypatch.setattr(regression, "judge_regression", skip)
     assert (await Pinned(tmp_path, 4, margin=0.1).run()).promoted is True
 
 

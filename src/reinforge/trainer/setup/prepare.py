@@ -11,13 +11,7 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneRunConfig
 from reinforge.engine import import_engine
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.splits import (
-    REGRESSION,
-    name_apart,
-    split_examples,
-    split_with_validation,
-    take_transfer,
-)
+from reinforge.evaluation.splits import split_examples, split_with_validation, take_transfer
 from reinforge.interfaces import Algorithm, DatasetLoader, Evaluator, TrajectoryBuilder
 from reinforge.port_bases import SavesWeights
 from reinforge.rollout.runner import choose_llm
@@ -105,6 +99,10 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     if splits:  # by now with the examples of each stage
         attempt.add(refuse_repetitions(splits, config.splits))
         attempt.add(find_level_problems(config, splits))
+    if splits and config.gate.regression is not None:
+        from reinforge.trainer.regression import load_regression  # for a run with a regression set alone
+
+        splits = await attempt(partial(load_regression, builder, workflow, splits))
     is_known = _knows_agent(builder.config)
     trainer = await _get_named(attempt, builder.get_trainer, config.trainer)
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
@@ -217,28 +215,16 @@ async def _load_splits(
     items = await attempt(lambda: load(builder, run.dataset))
     items, transfer = take_transfer(items) if items is not None else (None, [])
     more = {"transfer": transfer} if transfer else {}
-    pinned = config.gate.regression and await attempt(lambda: load(builder, config.gate.regression.file))
     id_key = getattr(builder.config.eval.general.dataset, "id_key", "id")
     if run.validation_dataset is None and run.validation_config_file is None:
-        if items is None:
-            return None
-        splits = split_examples(items, config.splits, config.seed, id_key=id_key)
-        return _add_regression({**splits, **more}, pinned)
+        return None if items is None else {**split_examples(items, config.splits, config.seed, id_key=id_key), **more}
     if run.validation_dataset is None and other.config.eval.general.dataset is None:
         message = f"{run.validation_config_file} has no eval.general.dataset to validate on"
         raise ConfigError(Problem(VALIDATION_FILE, message, "add one there, or pass --validation_dataset"))
     validation = await attempt(lambda: load(other, run.validation_dataset))
     if items is None or validation is None:
         return None
-    splits = split_with_validation(items, validation, config.splits, config.seed, id_key=id_key)
-    return _add_regression({**splits, **more}, pinned)
-
-
-def _add_regression(
-    splits: dict[str, list[EvalInputItem]], pinned: list[EvalInputItem] | None
-) -> dict[str, list[EvalInputItem]]:
-    others = [item for items in splits.values() for item in items]
-    return splits if pinned is None else {**splits, REGRESSION: name_apart(pinned, others, REGRESSION)}
+    return {**split_with_validation(items, validation, config.splits, config.seed, id_key=id_key), **more}
 
 
 async def _held_out_evaluators(
