@@ -11,7 +11,7 @@ from reinforge.errors import ConfigError
 from reinforge.learning import judge as judging
 from reinforge.learning.api import LearningApi
 from reinforge.learning.export import build_records, count_new
-from reinforge.learning.judge import Judge, JudgeConfig
+from reinforge.learning.judge import ChatJudgeConfig, Judge
 from reinforge.learning.store import STORE, read_chats
 from reinforge.routing.live_comparison import LiveScore
 from reinforge.serving.recording import RecordConfig
@@ -42,7 +42,7 @@ def write_module(folder):
 async def judged(folder, monkeypatch, *, evaluator="{}:by_length", run=None, **config):
     """Yields a client of a server whose replies are the questions, and whose judge looks all the time."""
     monkeypatch.setattr(judging, "LOOK_S", 0.01)
-    settings = JudgeConfig(
+    settings = ChatJudgeConfig(
         evaluator=evaluator.format(write_module(folder)), **{"share": 1.0, "after_minutes": 0.0, **config}
     )
     learning = LearningApi(folder, RecordConfig(), None, judge=Judge(settings, folder / "learn.yml", run, folder))
@@ -155,7 +155,7 @@ async def test_an_evaluator_of_the_run_scores_as_in_a_run(tmp_path, monkeypatch)
 async def test_an_evaluator_that_does_not_exist_stops_the_start(tmp_path, evaluator, has_run, words):
     (tmp_path / "run.yml").write_text(RUN.format(write_module(tmp_path)))
     judge = Judge(
-        JudgeConfig(evaluator=evaluator.format(write_module(tmp_path))),
+        ChatJudgeConfig(evaluator=evaluator.format(write_module(tmp_path))),
         tmp_path / "learn.yml",
         tmp_path / "run.yml" if has_run else None,
         tmp_path,

@@ -16,12 +16,13 @@ from reinforge.cli import main
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError, StorageError
 from reinforge.evaluation.datasets import FileDataset, JsonlDatasetConfig
-from reinforge.evaluation.splits import SPLITS, split_examples
+from reinforge.evaluation.splits import FIXED, SPLITS, split_examples
 from reinforge.evaluation.statistics import Improvement
 from reinforge.learning import training
 from reinforge.learning.export import count_new
 from reinforge.learning.store import STORE, read_chats
 from reinforge.learning.training import TrainConfig, TrainingStarter, open_training, read_train_config
+from reinforge.registry import load_named
 from reinforge.runs.summary import RunSummary
 from reinforge.serving.version_folder import VersionFolder
 from reinforge.tasks import projects
@@ -111,7 +112,8 @@ def split_users(training, config):
     """Returns split -> users, as the run of a training splits them."""
     loaded = load_config(config.config, overrides=training.overrides).config.finetuning
     items = FileDataset(JsonlDatasetConfig(file_path=training.rows), training.rows.parent).load()
-    splits = split_examples(items, loaded.splits, loaded.seed)
+    divide = load_named(FIXED) if loaded.splits.fixed else split_examples
+    splits = divide(items, loaded.splits, loaded.seed)
     return {name: {item.full_dataset_entry["conversation"] for item in found} for name, found in splits.items()}
 
 
@@ -172,7 +174,7 @@ def test_the_regression_set_and_fixed_splits_reach_the_run(tmp_path, config):
     (tmp_path / "learn.yml").write_text("train: {config: run.yml, regression: {file: pinned.jsonl, margin: 0.1}}\n")
     found = read_train_config(tmp_path / "learn.yml")
     loaded = load_config(found.config, overrides=found.list_overrides()).config.finetuning
-    assert (loaded.gate.regression.file, loaded.gate.regression.margin) == (tmp_path / "pinned.jsonl", 0.1)
+    assert (loaded.gate.regression, loaded.gate.regression_margin) == (tmp_path / "pinned.jsonl", 0.1)
     assert (loaded.splits.fixed, loaded.splits.group_key, loaded.splits.near_duplicates) == (
         True,
         "conversation",

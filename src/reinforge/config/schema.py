@@ -229,9 +229,9 @@ class SplitsConfig(Block):
     )
     fixed: bool = Field(
         default=False,
-        description="For a dataset that grows: the hash of a row's group_key and the seed decide its split, which is "
-        "then the same in every run. Rows to train on are left out if they repeat a held-out question, exactly, or "
-        "nearly with near_duplicates: group; none with allow.",
+        description="For a dataset that grows: hash of group_key and seed decide the split, in every run alike. "
+        "Rows to train on that repeat a held-out question are left out: near ones with near_duplicates: group, none "
+        "with allow.",
     )
     near_duplicates: Literal["warn", "group", "refuse", "allow"] = Field(
         default="warn",
@@ -244,15 +244,6 @@ class SplitsConfig(Block):
         le=1,
         description="Similarity from which two questions are near-duplicates: the share of their runs of five words "
         "that both have.",
-    )
-
-
-class RegressionConfig(Block):
-    """Examples that the trained model must not be worse on."""
-
-    file: Path = Field(description="Dataset file; its examples are in no split.")
-    margin: float = Field(
-        default=0.02, gt=0, description="The confidence interval of the change must be above minus this."
     )
 
 
@@ -275,8 +266,9 @@ class GateConfig(Block):
         default_factory=dict,
         description="Evaluator -> maximum drop: the confidence interval of its change must be above minus this.",
     )
-    regression: RegressionConfig | None = Field(
-        default=None, description="Examples on which the metric must not drop either; asked if it has improved."
+    regression: Path | None = Field(default=None, description="File on whose examples the metric must not drop.")
+    regression_margin: float = Field(
+        default=0.02, gt=0, description="Its drop there must be below this, all its interval."
     )
     max_missing: float = Field(
         default=0.2,

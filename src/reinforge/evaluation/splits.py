@@ -34,6 +34,7 @@ from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
 SPLITS = ("train", "select", "confirm")
+FIXED = "reinforge.trainer.setup.fixed_splits:split_fixed"  # in place of `split_examples` for a dataset that grows
 PATH = "finetuning.splits"
 REPLY_COLUMNS = ("completion", "chosen", "preferred_output")
 
@@ -55,16 +56,11 @@ def split_examples(
     elif config.near_duplicates == "group":
         groups = merge_groups(groups, group_near_duplicates(items, config.near_duplicate_similarity))
     num_distinct = len(groups)
-    if config.fixed:
-        from reinforge.evaluation.fixed_splits import assign_by_hash  # for a dataset that grows alone
-
-        assigned = assign_by_hash(items, groups, config, seed)
-    elif column is not None:
-        assigned = _assign_by_column(items, groups, column, config.group_key)
-    else:
-        if config.key != id_key:
-            groups = merge_groups(groups, list(group_by_column(items, config.group_key).values()))
-        assigned = _assign_by_size(groups, config, seed)
+    if column is None and config.key != id_key:
+        groups = merge_groups(groups, list(group_by_column(items, config.group_key).values()))
+    assigned = (
+        _assign_by_column(items, groups, column, config.group_key) if column else _assign_by_size(groups, config, seed)
+    )
     splits = {name: [item for item in items if assigned[str(item.id)] == name] for name in SPLITS}
     empty = [name for name in SPLITS if not splits[name]]
     if empty:

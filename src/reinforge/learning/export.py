@@ -64,7 +64,7 @@ def count_new(database: Path, use: str, *, judged: bool = True) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatChoice:
+class ChatSelection:
     """Which chats a training by `reinforge learn run` takes; a user's chats then count as one conversation."""
 
     replay: float  # share of the users whose chats are rows again if a version was trained on them
@@ -74,7 +74,7 @@ class ChatChoice:
 
 
 def export_rows(
-    database: Path, output: Path, use: str, version: str | None = None, choice: ChatChoice | None = None
+    database: Path, output: Path, use: str, version: str | None = None, choice: ChatSelection | None = None
 ) -> ImportReport:
     """Writes the rows of a store, and returns what was written.
 

@@ -36,7 +36,7 @@ GOOD = 0.5
 """A score from this on is a thumb up, below it a thumb down."""
 
 
-class JudgeConfig(Block):
+class ChatJudgeConfig(Block):
     """What scores chats that nobody rates."""
 
     evaluator: str = Field(
@@ -58,7 +58,7 @@ def build_item(chat: StoredChat) -> EvalInputItem:
 class Judge:
     """Scores chats in the background. `keep` takes the key of a chat and the feedback on it."""
 
-    def __init__(self, config: JudgeConfig, file: Path, run: Path | None, data_dir: Path):
+    def __init__(self, config: ChatJudgeConfig, file: Path, run: Path | None, data_dir: Path):
         self.config, self._file, self._run, self._database = config, file, run, data_dir / STORE
 
     @contextlib.asynccontextmanager
@@ -98,7 +98,7 @@ class Judge:
             await asyncio.sleep(LOOK_S)
 
     def find_next(self, seq: int) -> StoredChat | None:
-        """Returns the next chat in the share that is old enough and nobody has rated; None: there is none now."""
+        """Returns the next chat in the share that is old enough and has no feedback; None: there is none now."""
         with contextlib.closing(read_unrated(self._database, seq)) as chats:
             for chat in chats:
                 if 0 <= time.time() - chat.started_s < self.config.after_minutes * 60:  # later: a clock was set back

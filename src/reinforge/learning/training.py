@@ -26,13 +26,11 @@ from pydantic import BaseModel, Field
 
 from reinforge.config.finetuning_blocks import Block
 from reinforge.config.loader import load_config
-from reinforge.config.schema import RegressionConfig
 from reinforge.errors import ConfigError, Problem, StorageError, describe_error
 from reinforge.evaluation.datasets import FileDataset, choose_format
-from reinforge.evaluation.fixed_splits import read_shares
 from reinforge.files import PRIVATE_FILE, open_private
-from reinforge.learning.export import ChatChoice, count_new, export_rows
-from reinforge.learning.judge import JudgeConfig
+from reinforge.learning.export import ChatSelection, count_new, export_rows
+from reinforge.learning.judge import ChatJudgeConfig
 from reinforge.learning.store import STORE, find_person, read_last_start
 from reinforge.rollout.isolation.processes import describe_exit
 from reinforge.routing.live_comparison import LiveTest
@@ -40,6 +38,7 @@ from reinforge.runs.run_folder import check_run_name
 from reinforge.serving.recording import RecordConfig, read_blocks
 from reinforge.serving.routes import ApiError
 from reinforge.serving.version_folder import DEFAULT_SHARE, Cause, VersionFolder, VersionState
+from reinforge.trainer.setup.fixed_splits import read_shares
 
 if TYPE_CHECKING:
     from reinforge.runs.summary import RunSummary
@@ -64,6 +63,13 @@ class WhenConfig(Block):
     @property
     def every_s(self) -> float:
         return int(self.every[:-1]) * {"m": 60.0, "h": 3600.0, "d": 86400.0}[self.every[-1]]
+
+
+class RegressionConfig(Block):
+    """Examples that a new version must not be worse on."""
+
+    file: Path = Field(description="Rows like those of the dataset; relative to this file.")
+    margin: float = Field(default=0.02, gt=0, description="The interval of the change must be above minus this.")
 
 
 class TrainConfig(Block):
@@ -92,8 +98,8 @@ class TrainConfig(Block):
         splits = {"fixed": "true", "key": "null", "group_key": "conversation"}
         overrides = [(f"finetuning.splits.{name}", value) for name, value in splits.items()]
         if self.regression is not None:
-            regression = {"file": str(self.regression.file), "margin": self.regression.margin}
-            overrides.append(("finetuning.gate.regression", json.dumps(regression)))
+            overrides.append(("finetuning.gate.regression", json.dumps(str(self.regression.file))))
+            overrides.append(("finetuning.gate.regression_margin", str(self.regression.margin)))
         return overrides
 
 
@@ -101,7 +107,7 @@ BLOCKS: dict[str, type[BaseModel]] = {
     "record": RecordConfig,
     "compare": LiveTest,
     "train": TrainConfig,
-    "judge": JudgeConfig,
+    "judge": ChatJudgeConfig,
 }
 
 
@@ -204,7 +210,7 @@ def open_training(
         rows, num_new = data_dir.absolute() / ROWS, count_new(database, use, judged=config.judged)
         if num_new < rated:
             raise ConfigError(Problem("--rated", f"{num_new} rated chats are new, fewer than {rated}", "wait for more"))
-        base, data, choice = seen.promoted, "", ChatChoice(config.replay, judged=config.judged)
+        base, data, choice = seen.promoted, "", ChatSelection(config.replay, judged=config.judged)
         if without is not None:
             conversations, versions = find_person(database, without)
             base, data = _find_base(folder, seen, versions), ", without one user"

@@ -5,6 +5,7 @@ import pytest
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples, split_with_validation
+from reinforge.trainer.setup.fixed_splits import split_fixed
 from reinforge.types.evaluation import EvalInputItem
 
 
@@ -290,11 +291,11 @@ def test_fixed_splits_stay_as_a_dataset_grows():
         return {name: {item.full_dataset_entry["user"] for item in items} for name, items in splits.items()}
 
     config = SplitsConfig(fixed=True, group_key="user")
-    first, later = (users(split_examples(chats(*size), config, seed=0)) for size in ((100, 10), (200, 20)))
+    first, later = (users(split_fixed(chats(*size), config, seed=0)) for size in ((100, 10), (200, 20)))
     for name in SPLITS:
         assert first[name] == {each for each in later[name] if int(each[1:]) < 100}
     assert [len(later[name]) for name in SPLITS] == pytest.approx([120, 30, 50], abs=20)
-    assert users(split_examples(chats(100, 10), config, seed=1)) != first
+    assert users(split_fixed(chats(100, 10), config, seed=1)) != first
     assert users(split_examples(chats(100, 10), SplitsConfig(group_key="user"), seed=0)) != first
 
 
@@ -305,7 +306,7 @@ def test_rows_to_train_on_that_repeat_a_held_out_question_are_left_out_of_fixed_
     items += [example(f"b{n}", near[n], user=f"u{n}") for n in range(40)]
 
     def train(**more):
-        splits = split_examples(items, SplitsConfig(fixed=True, group_key="user", **more), seed=0)
+        splits = split_fixed(items, SplitsConfig(fixed=True, group_key="user", **more), seed=0)
         assert len(splits["confirm"]) == 2 * len({item.full_dataset_entry["user"] for item in splits["confirm"]})
         return {item.id for item in splits["train"]}
 
@@ -327,4 +328,4 @@ def test_rows_to_train_on_that_repeat_a_held_out_question_are_left_out_of_fixed_
 )
 def test_fixed_splits_need_shares(config, message):
     with pytest.raises(ConfigError, match=message):
-        split_examples(different(100), SplitsConfig(fixed=True, **config), seed=0)
+        split_fixed(different(100), SplitsConfig(fixed=True, **config), seed=0)

@@ -6,7 +6,7 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.runs.summary import load_summary
-from reinforge.trainer import regression
+from reinforge.trainer.setup import further_sets
 from tests.core.evaluation.test_reference import Replacement
 
 
@@ -14,14 +14,14 @@ class Pinned(Replacement):
     """The trained model fails at one in `student_fails` of the rows, and at one in `pinned_fails` of the 40 pinned
     ones, all of which the untrained one knows."""
 
-    def __init__(self, folder, pinned_fails, *, count=40, **regression):
+    def __init__(self, folder, pinned_fails, *, count=40, margin=0.02):
         folder.mkdir(exist_ok=True)
         self.file, self.pinned_fails = folder / "pinned.jsonl", pinned_fails
         rows = [
             {"id": n, "messages": [{"role": "user", "content": f"q{1000 + n}"}], "gold": "yes"} for n in range(count)
         ]
         self.file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        super().__init__(folder, regression={"file": str(self.file), **regression})
+        super().__init__(folder, regression=str(self.file), regression_margin=margin)
         dataset = self.settings["eval"]["general"]["dataset"]
         self.rows, rows_file = dataset.pop("rows"), folder / "rows.jsonl"
         rows_file.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
@@ -77,7 +77,7 @@ async def test_a_gate_that_judges_no_regression_set_promotes_the_forgetful_model
     async def skip(*arguments):
         return True, ""
 
-    monkeypatch.setattr(regression, "judge_regression", skip)
+    monkeypatch.setattr(further_sets, "judge_regression", skip)
     assert (await Pinned(tmp_path, 4, margin=0.1).run()).promoted is True
 
 

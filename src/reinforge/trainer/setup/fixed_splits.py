@@ -10,20 +10,28 @@ from itertools import accumulate
 
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.splits import PATH, SPLITS, group_by_column
+from reinforge.evaluation.contamination import group_near_duplicates
+from reinforge.evaluation.splits import (
+    PATH,
+    SPLITS,
+    check_group_key,
+    group_by_column,
+    group_equal_examples,
+    merge_groups,
+)
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_seed
 
 
-def assign_by_hash(
-    items: Sequence[EvalInputItem], groups: list[list[str]], config: SplitsConfig, seed: int
-) -> dict[str, str]:
-    """Returns the split of each id, by the value of `group_key`, else by the id; empty: it is not used.
+def split_fixed(
+    items: Sequence[EvalInputItem], config: SplitsConfig, seed: int, *, id_key: str = "id"
+) -> dict[str, list[EvalInputItem]]:
+    """Returns the examples of each split, as `split_examples` does, by the value of `group_key`, else by the id.
 
-    Args:
-        groups: Ids with the same question, of which those to train on are left out if any is held out.
+    Of examples with the same question, those to train on are left out if any is held out.
     """
     ends = list(accumulate(read_shares(config).values()))
+    check_group_key(items, config.group_key)
     names = {id_: value for value, ids in group_by_column(items, config.group_key).items() for id_ in ids}
 
     def choose(name: str) -> str:
@@ -31,10 +39,17 @@ def assign_by_hash(
         return next((split for split, end in zip(SPLITS, ends, strict=True) if place < end), "")
 
     assigned = {str(item.id): choose(names.get(str(item.id), str(item.id))) for item in items}
+    groups = group_equal_examples(items, id_key, None, by_prompt=True)
+    if config.near_duplicates == "group":
+        groups = merge_groups(groups, group_near_duplicates(items, config.near_duplicate_similarity))
     for group in groups if config.near_duplicates != "allow" else ():
         if any(assigned[id_] in SPLITS[1:] for id_ in group):
             assigned |= {id_: "" for id_ in group if assigned[id_] == "train"}
-    return assigned
+    splits = {name: [item for item in items if assigned[str(item.id)] == name] for name in SPLITS}
+    if empty := [name for name in SPLITS if not splits[name]]:
+        message = f"no examples are left for {' and '.join(empty)}: the dataset has {len(items)}, and fixed splits"
+        raise ConfigError(Problem(PATH, message, "wait for more of it, or give these splits larger shares"))
+    return splits
 
 
 def read_shares(config: SplitsConfig) -> dict[str, float]:
