@@ -16,8 +16,8 @@ from reinforge.evaluation.splits import take_transfer
 from reinforge.evaluation.statistics import t_quantile
 from reinforge.registry import REGISTRY
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.trainer.gate import compare_tasks
 from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.trainer.setup.further_sets import compare_tasks
 from reinforge.types.evaluation import EvaluationReport
 from tests.doubles import ScriptedPolicy
 from tests.episodes import make_runner, run_items

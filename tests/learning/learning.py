@@ -10,9 +10,9 @@ from tests.serving.serving import http, says, serve
 
 
 @contextlib.asynccontextmanager
-async def learn(folder, script=lambda request: "yes", token=None, policy=None, **record):
+async def learn(folder, script=lambda request: "yes", token=None, policy=None, trainings=None, **record):
     """Yields a client of a server that keeps chats in a folder, and the part of the server that does."""
-    learning = LearningApi(folder, RecordConfig(**record), token)
+    learning = LearningApi(folder, RecordConfig(**record), token, trainings=trainings)
     policies = {"m": policy or ScriptedPolicy(script)}
     headers = {"authorization": f"Bearer {token or 'any'}"}
     async with (

@@ -21,7 +21,7 @@ async def store(tmp_path):
         await rate(client, id=(await chat(client, "down", **session))["id"], thumb="down")
         both = (await chat(client, "both"))["id"]
         await rate(client, id=both, thumb="up")
-        await rate(client, id=both, thumb="down", source="judge")
+        await rate(client, id=both, thumb="down", source="agent")
         async with async_anthropic(client.app) as anthropic:
             question = [{"role": "user", "content": "corrected"}]
             answer = await anthropic.messages.create(model="m", max_tokens=99, system="Be brief.", messages=question)

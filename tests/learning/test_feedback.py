@@ -19,10 +19,10 @@ async def test_thumbs_labels_and_scores_are_the_same_in_all_their_forms(tmp_path
         for given in ({"thumb": "down"}, {"thumb": 0}, {"thumb": -1}, {"label": False}):
             assert (await rate(client, id=(await chat(client))["id"], **given)).status_code == 200
         scored = await chat(client)
-        assert (await rate(client, id=scored["id"], score=0.25, comment="short", source="judge")).status_code == 200
+        assert (await rate(client, id=scored["id"], score=0.25, comment="short", source="agent")).status_code == 200
     *labeled, last = kept(tmp_path)
     assert [each.labels for each in labeled] == [{True}] * 5 + [{False}] * 4
-    assert last.opinions == {"judge": {"score": 0.25, "comment": "short"}}
+    assert last.opinions == {"agent": {"score": 0.25, "comment": "short"}}
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ async def test_the_newest_counts_field_by_field_and_sources_do_not_overrule_each
         for body in (UP, {"score": 0.2}, DOWN, {"comment": "meh"}, {"score": None}):
             assert (await rate(client, id=id_, **body)).json()["is_new"]
         assert not (await rate(client, id=id_, **DOWN)).json()["is_new"]
-        assert (await rate(client, id=id_, source="judge", **UP)).json()["is_new"]
+        assert (await rate(client, id=id_, source="agent", **UP)).json()["is_new"]
     [found] = kept(tmp_path)
-    assert found.opinions == {"user": {"label": False, "comment": "meh"}, "judge": {"label": True}}
+    assert found.opinions == {"user": {"label": False, "comment": "meh"}, "agent": {"label": True}}
     assert found.labels == {True, False}
 
 

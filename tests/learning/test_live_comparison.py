@@ -93,11 +93,11 @@ async def test_the_score_of_a_conversation_is_the_mean_of_its_replies_and_follow
 
         assert await score(id=first, thumb="up") == (1, 1, 1.0)
         assert await score(id=second, score=0.5) == (1, 1, 0.75)
-        assert await score(id=second, score=0.25, source="judge") == (1, 1, 0.6875), "sources are averaged"
+        assert await score(id=second, score=0.25, source="agent") == (1, 1, 0.6875), "sources are averaged"
         assert await score(id=first, thumb="down") == (1, 1, 0.1875), "in place of the thumb up"
         assert await score(id=first, score=5) == (1, 1, 0.375), "5 is not from 0 to 1"
         assert await score(session_id="s1", score=1, source="boss") == (1, 1, pytest.approx((1 + 7 / 12) / 2))
-        for source, id_ in (("user", second), ("judge", second), ("boss", None)):
+        for source, id_ in (("user", second), ("agent", second), ("boss", None)):
             found = await score(**({"id": id_} if id_ else {"session_id": "s1"}), score=None, source=source)
         assert found == (0, 0, None), "everything is taken back"
         assert means(await show(client))[3 - version] == empty

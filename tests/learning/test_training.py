@@ -13,12 +13,16 @@ import pytest
 from click.testing import CliRunner
 
 from reinforge.cli import main
+from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError, StorageError
+from reinforge.evaluation.datasets import FileDataset, JsonlDatasetConfig
+from reinforge.evaluation.splits import FIXED, SPLITS, split_examples
 from reinforge.evaluation.statistics import Improvement
 from reinforge.learning import training
 from reinforge.learning.export import count_new
 from reinforge.learning.store import STORE, read_chats
-from reinforge.learning.training import TrainingStarter, open_training, read_train_config
+from reinforge.learning.training import TrainConfig, TrainingStarter, open_training, read_train_config
+from reinforge.registry import load_named
 from reinforge.runs.summary import RunSummary
 from reinforge.serving.version_folder import VersionFolder
 from reinforge.tasks import projects
@@ -61,7 +65,7 @@ async def test_only_new_ratings_that_the_algorithm_can_use_count(tmp_path, versi
         await chat(client, "not rated")
         await rate(client, id=(await chat(client, "said"))["id"], comment="hm")
         twice = (await chat(client, "contradicted"))["id"]
-        for source, thumb in (("user", "up"), ("judge", "down")):
+        for source, thumb in (("user", "up"), ("agent", "down")):
             await rate(client, id=twice, thumb=thumb, source=source)
         assert (count_new(tmp_path / STORE, "kto"), starter.is_due()) == (1, False)
         await chat(client, "in a session", metadata={"session_id": "s"})
@@ -102,6 +106,135 @@ async def test_chats_are_trained_once_and_replayed_as_far_as_the_file_says(tmp_p
             pass
         found = (await client.delete("/v1/learn/users/user 3")).json()
         assert first.run_name in found["versions"]
+
+
+def split_users(training, config):
+    """Returns split -> users, as the run of a training splits them."""
+    loaded = load_config(config.config, overrides=training.overrides).config.finetuning
+    items = FileDataset(JsonlDatasetConfig(file_path=training.rows), training.rows.parent).load()
+    divide = load_named(FIXED) if loaded.splits.fixed else split_examples
+    splits = divide(items, loaded.splits, loaded.seed)
+    return {name: {item.full_dataset_entry["conversation"] for item in found} for name, found in splits.items()}
+
+
+async def train_twice(tmp_path, versions, config):
+    """Returns the splits of two trainings: 40 users chat twice; then they chat again, and so do 40 others."""
+    (tmp_path / "run.yml").write_text(RUN.replace("near_duplicates: group", "near_duplicates: allow"))
+    found = []
+    async with learn(tmp_path) as (client, _):
+        for num_users, number in [(40, 1), (80, 2)]:
+            for user in range(num_users):
+                answer = await chat(client, f"{user} asks {number}", user=f"user {user}")
+                await rate(client, id=answer["id"], thumb="up")
+            with open_training(config, tmp_path, versions) as training:
+                found.append(split_users(training, config))
+    return found
+
+
+async def test_held_out_users_are_the_same_in_all_trainings(tmp_path, versions, config):
+    first, second = await train_twice(tmp_path, versions, config)
+    assert sum(map(len, first.values())) == 40
+    assert sum(map(len, second.values())) == 80
+    for name in SPLITS:
+        assert first[name] < second[name]
+    assert not first["train"] & (second["select"] | second["confirm"])
+
+
+async def test_without_fixed_splits_a_version_is_judged_on_users_that_an_earlier_one_was_trained_on(
+    tmp_path, versions, config, monkeypatch
+):
+    monkeypatch.setattr(TrainConfig, "list_overrides", lambda self: [])
+    first, second = await train_twice(tmp_path, versions, config)
+    assert first["train"] & second["confirm"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (None, r"train.regression.file: .*pinned.jsonl does not exist\n.*write rows like those"),
+        (
+            '{"messages": [{"role": "user", "content": "hi"}]}\n{"messages": ',
+            r"pinned.jsonl:2:14: invalid JSON.*\n.*fix: correct the file",
+        ),
+        ("", "pinned.jsonl.*no rows|pinned.jsonl.*empty"),
+    ],
+)
+def test_a_wrong_regression_set_is_refused_before_anything_else(tmp_path, versions, rows, words):
+    (tmp_path / "run.yml").write_text(RUN)
+    (tmp_path / "learn.yml").write_text("train: {config: run.yml, regression: {file: pinned.jsonl}}\n")
+    if rows is not None:
+        (tmp_path / "pinned.jsonl").write_text(rows)
+    found = CliRunner().invoke(main, ["learn", "run", str(versions.folder), "--learn", str(tmp_path / "learn.yml")])
+    assert found.exit_code == 2
+    assert re.search(words, found.output), found.output
+
+
+def test_the_regression_set_and_fixed_splits_reach_the_run(tmp_path, config):
+    (tmp_path / "pinned.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    (tmp_path / "learn.yml").write_text("train: {config: run.yml, regression: {file: pinned.jsonl, margin: 0.1}}\n")
+    found = read_train_config(tmp_path / "learn.yml")
+    loaded = load_config(found.config, overrides=found.list_overrides()).config.finetuning
+    assert (loaded.gate.regression, loaded.gate.regression_margin) == (tmp_path / "pinned.jsonl", 0.1)
+    assert (loaded.splits.fixed, loaded.splits.group_key, loaded.splits.near_duplicates) == (
+        True,
+        "conversation",
+        "group",
+    )
+
+
+async def test_a_person_s_chats_are_taken_out_by_training_an_earlier_version_on_the_others(tmp_path, versions, config):
+    """2 and 3 are promoted; 2 was trained on Ann's chats, and 3, which begins with 2, after these were deleted."""
+
+    def promote(trained):
+        number = versions.add(tmp_path / "model", {"run": str(tmp_path / "runs" / trained.run_name)})
+        versions.promote(number)
+        return number
+
+    async with learn(tmp_path) as (client, learning):
+        for user in ("ann", "ben", "cleo"):
+            await rate_chats(client, "up", "down", user=user)
+        await rate_chats(client, "up", user="ann", metadata={"session_id": "shared"})
+        await rate_chats(client, "up", user="ben", metadata={"session_id": "shared"})
+        with open_training(config, tmp_path, versions) as second:
+            assert len(read_rows(second)) == 8
+        assert promote(second) == 2
+        assert (await client.delete("/v1/learn/users/ann")).json()["versions"] == [second.run_name]
+        await rate_chats(client, "up", user="dan")
+        with open_training(config, tmp_path, versions) as third:
+            assert (third.base, len(read_rows(third))) == (2, 5)
+        assert promote(third) == 3
+        versions.add(tmp_path / "model", {})  # never promoted
+        with open_training(config, tmp_path, versions, without="ann") as fourth:
+            assert (fourth.base, fourth.model, len(read_rows(fourth))) == (1, versions.path(1), 5)
+            assert fourth.data == "5 rows of rated chats, 0 of them new, without one user"
+        with open_training(config, tmp_path, versions, without="dan") as fifth:  # was in the third alone, and now here
+            assert (fifth.base, len(read_rows(fifth))) == (2, 4)
+        with (
+            pytest.raises(ConfigError, match="no request of the user .eve. is kept"),
+            open_training(config, tmp_path, versions, without="eve"),
+        ):
+            pass
+        learn_by_hand = [(each.key, each.id) for each in read_chats(tmp_path / STORE)]
+        learning.store.record_training("support@1", learn_by_hand)
+        with (
+            pytest.raises(
+                ConfigError, match=r"every version of support that was promoted is trained on .*\n.*--add MODEL"
+            ),
+            open_training(config, tmp_path, versions, without="ben"),
+        ):
+            pass
+
+
+async def test_a_training_that_the_server_starts_needs_what_the_server_has_seen(tmp_path, versions, config):
+    async with learn(tmp_path) as (client, _):
+        await rate_chats(client, "up", "down")
+        with open_training(config, tmp_path, versions, rated=2):
+            pass
+        with (
+            pytest.raises(ConfigError, match="--rated: 0 rated chats are new, fewer than 2"),
+            open_training(config, tmp_path, versions, rated=2),
+        ):
+            pass
 
 
 def summarize(tmp_path, **more):
@@ -148,14 +281,91 @@ async def test_a_promoted_model_becomes_the_candidate_unless_something_changed(t
         ("train: {}\n", "train.config"),
         ("train: {config: run.yml, when: {rated: 0}}\n", "train.when.rated"),
         ("train: {config: run.yml, share: 0}\n", "train.share"),
+        ("train: {config: run.yml, when: {rated: 9, every: 1 day}}\n", "train.when.every"),
+        ("train: {config: run.yml, regression: {file: a.jsonl, margin: 0}}\n", "train.regression.margin"),
+        (
+            "train: {config: counts.yml}\n",
+            r"counts.yml:\d+:\d+ finetuning.splits.confirm: 75 is a count\n.*from 0 to 1",
+        ),
     ],
 )
 def test_a_wrong_train_block_is_refused(tmp_path, versions, text, words):
     (tmp_path / "run.yml").write_text(RUN)
+    (tmp_path / "counts.yml").write_text(RUN.replace("  splits:\n", "  splits:\n    confirm: 75\n"))
     (tmp_path / "learn.yml").write_text(text)
     found = CliRunner().invoke(main, ["learn", "run", str(versions.folder), "--learn", str(tmp_path / "learn.yml")])
     assert found.exit_code == 2
     assert re.search(words, found.output), found.output
+
+
+async def test_a_training_waits_for_time_and_ratings_and_a_clock_set_back_blocks_none(
+    tmp_path, versions, config, monkeypatch
+):
+    now = time.time()
+    (tmp_path / "learn.yml").write_text("train: {config: run.yml, when: {rated: 2, every: 24h}}\n")
+    starter = TrainingStarter(tmp_path / "learn.yml", tmp_path, versions)
+
+    def is_due_after(hours):
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: now + hours * 3600)
+            return starter.is_due()
+
+    async with learn(tmp_path) as (client, _):
+        await rate_chats(client, "up", "down")
+        assert starter.is_due(), "there was no training"
+        with open_training(config, tmp_path, versions):
+            pass
+        assert [is_due_after(hours) for hours in (1, 25, 1e6, -1e4)] == [False] * 4, "nothing is new"
+        await rate_chats(client, "up")
+        assert not is_due_after(25), "one rating"
+        await rate_chats(client, "up")
+        assert [is_due_after(hours) for hours in (0.1, 23.9, 24.1, 1e6)] == [False, False, True, True]
+        assert is_due_after(-1e4), "begun in the future"
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: now - 1e8)
+            with open_training(config, tmp_path, versions):
+                pass
+        await rate_chats(client, "down", "down")
+        assert is_due_after(0), "the newest training counts, not the one with the latest time"
+
+
+async def test_a_training_is_started_by_a_request_unless_one_runs_or_a_candidate_is_compared(
+    tmp_path, versions, config, caplog
+):
+    (tmp_path / "learn.yml").write_text("train: {config: run.yml}\n")
+    starter = TrainingStarter(tmp_path / "learn.yml", tmp_path, versions)
+    async with learn(tmp_path, token="secret", trainings=starter) as (client, _):
+
+        async def start(**headers):
+            found = await client.post("/v1/learn/run", headers=headers)
+            return found.status_code, found.json()
+
+        await rate_chats(client, "up")
+        assert not starter.is_due(), "only people start trainings"
+        assert (await start(authorization="Bearer other"))[0] == 401
+        with open_training(config, tmp_path, versions):  # by hand
+            status, said = await start()
+            assert (status, said["error"]["code"]) == (409, "training_not_started")
+        versions.add(tmp_path / "model", {})
+        versions.try_candidate(2)
+        status, said = await start()
+        assert (status, said["error"]["message"].partition(",")[0]) == (409, "version 2 of support is the candidate")
+        versions.stop_candidate()
+        answers = await asyncio.gather(start(), start())
+        [(_, begun)] = [each for each in answers if each[0] == 202]
+        [(_, refused)] = [each for each in answers if each[0] == 409]
+        assert begun == {
+            "object": "learn.run",
+            "model": "support",
+            "process": begun["process"],
+            "log": str(tmp_path / training.LOG),
+        }
+        assert "a training of support runs already, see" in refused["error"]["message"]
+        os.kill(begun["process"], 0)
+    with pytest.raises(ProcessLookupError):  # the server ends it
+        os.kill(begun["process"], 0)
+    async with learn(tmp_path) as (client, _):
+        assert (await client.post("/v1/learn/run")).status_code == 404
 
 
 def test_a_server_without_a_folder_of_versions_cannot_train(tmp_path, config, tiny_model_dir, monkeypatch):

@@ -227,6 +227,12 @@ class SplitsConfig(Block):
         description="Decides which examples a split gets; null: finetuning.seed. Set it to compare runs of different "
         "seeds on the same examples.",
     )
+    fixed: bool = Field(
+        default=False,
+        description="For a dataset that grows: hash of group_key and seed decide the split, in every run alike. "
+        "Rows to train on that repeat a held-out question are left out: near ones with near_duplicates: group, none "
+        "with allow.",
+    )
     near_duplicates: Literal["warn", "group", "refuse", "allow"] = Field(
         default="warn",
         description="What to do about questions of select or confirm that nearly repeat one of train: warn; group: put "
@@ -259,6 +265,10 @@ class GateConfig(Block):
     guard_metrics: dict[str, float] = Field(
         default_factory=dict,
         description="Evaluator -> maximum drop: the confidence interval of its change must be above minus this.",
+    )
+    regression: Path | None = Field(default=None, description="File on whose examples the metric must not drop.")
+    regression_margin: float = Field(
+        default=0.02, gt=0, description="Its drop there must be below this, all its interval."
     )
     max_missing: float = Field(
         default=0.2,

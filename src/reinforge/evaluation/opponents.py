@@ -28,6 +28,7 @@ NEUTRAL = 0.5  # as good as what it is compared with
 BASE_PHASE = {
     "validate": "validate",
     **dict.fromkeys(("confirm_base", "confirm_tuned", "confirm_reference"), "confirm_base"),
+    **dict.fromkeys(("regression_base", "regression_tuned"), "regression_base"),
 }
 """Phase -> the phase in which the base model answered the same examples, at epoch -1."""
 BASELINE = -1

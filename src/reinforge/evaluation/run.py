@@ -42,7 +42,8 @@ from reinforge.types.trajectory import Outcome
 if TYPE_CHECKING:
     from reinforge.evaluation.opponents import Referee, SiblingGroups
 
-HELD_OUT = ("select", "confirm", "transfer")
+REGRESSION = "regression"
+HELD_OUT = ("select", "confirm", "transfer", REGRESSION)
 
 Listener = Callable[[EpisodeRecord], None]
 Recall = Callable[[EpisodeKey, EvalInputItem], EpisodeRecord | None]

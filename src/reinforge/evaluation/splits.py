@@ -34,6 +34,7 @@ from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.seeding import stable_random
 
 SPLITS = ("train", "select", "confirm")
+FIXED = "reinforge.trainer.setup.fixed_splits:split_fixed"  # in place of `split_examples` for a dataset that grows
 PATH = "finetuning.splits"
 REPLY_COLUMNS = ("completion", "chosen", "preferred_output")
 

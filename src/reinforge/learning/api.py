@@ -2,6 +2,7 @@
 
 POST   /v1/feedback              what a person or a program says of a chat or a session
 GET    /v1/learn                 how much is kept for this API key, and how the comparisons of versions stand
+POST   /v1/learn/run             starts a training now
 DELETE /v1/learn/users/{user}    deletes a person's chats and feedback, and lists the versions trained on them
 """
 
@@ -20,9 +21,10 @@ from pydantic import ValidationError
 
 from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.learning.capture import StoreKeeper, StoreWriter
-from reinforge.learning.feedback import Feedback
+from reinforge.learning.feedback import JUDGE, Feedback
+from reinforge.learning.judge import Judge
 from reinforge.learning.store import STORE, LearningStore, make_alias
-from reinforge.learning.training import BLOCKS, TrainingStarter
+from reinforge.learning.training import BLOCKS, TrainingStarter, read_train_config
 from reinforge.routing.live_comparison import LiveCall, LiveScore
 from reinforge.serving.live_versions import LiveVersions
 from reinforge.serving.loading import TrainingHost
@@ -55,8 +57,9 @@ class LearningApi(Feature):
         token: str | None,
         versions: Iterable[LiveVersions] = (),
         trainings: TrainingStarter | None = None,
+        judge: Judge | None = None,
     ):
-        self._trainings = trainings
+        self._trainings, self._judge, self._stack = trainings, judge, contextlib.AsyncExitStack()
         self.store, self._versions = LearningStore(folder / STORE), {each.name: each for each in versions}
         self._writer = StoreWriter(self.store, config, self._find_split)
         self._recorder = Recorder(folder, config, writer=self._writer)
@@ -69,6 +72,7 @@ class LearningApi(Feature):
             web.post("/v1/feedback", self.add),
             web.get("/v1/learn", self.show),
             web.delete("/v1/learn/users/{user:.+}", self.remove_user),
+            web.post("/v1/learn/run", self.train),
         ]
 
     def register_metrics(self, registry: Any) -> None:
@@ -82,11 +86,16 @@ class LearningApi(Feature):
         self._tasks.append(asyncio.create_task(self._count_calls()))
         if self._trainings is not None:
             self._tasks.append(asyncio.create_task(self._trainings.run()))
+        if self._judge is not None:
+            self.store.compares_judged = self._judge.config.compare
+            evaluator = await self._stack.enter_async_context(self._judge.open())
+            self._tasks.append(asyncio.create_task(self._judge.run(evaluator, self._keep)))
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
         await asyncio.to_thread(self._recorder.close)
         await asyncio.to_thread(self._thread.shutdown)
         with contextlib.suppress(StorageError):  # it was said when it happened
@@ -152,7 +161,12 @@ class LearningApi(Feature):
             given = Feedback.model_validate(body)
         except ValidationError as error:
             raise refuse_invalid(error) from None
-        key = self.keeper.hash_key(request)
+        if given.source == JUDGE:
+            raise ApiError(400, f"the source {JUDGE!r} is the server's own; send another name", param="source")
+        return write_json(await self._keep(self.keeper.hash_key(request), given))
+
+    async def _keep(self, key: str, given: Feedback) -> dict[str, Any]:
+        """Returns the answer to feedback once it is on disk, and counts it."""
 
         def add() -> tuple[dict[str, Any], list[LiveScore], list[LiveCall]]:
             opinion = self._writer.mask(given.opinion)
@@ -161,7 +175,7 @@ class LearningApi(Feature):
 
         answer, scores, calls = await self._run(add)
         await self._rate(scores, calls)
-        return write_json(answer)
+        return answer
 
     async def show(self, request: web.Request) -> web.Response:
         key = self.keeper.hash_key(request)
@@ -177,6 +191,14 @@ class LearningApi(Feature):
         await self._rate_all()
         return write_json({"object": "user.deleted", **found})
 
+    async def train(self, request: web.Request) -> web.Response:
+        """Answers once the process of the training runs."""
+        if self._trainings is None:
+            raise ApiError(404, "this server trains nothing: it needs a `train:` block, and a folder of versions")
+        await self._run(lambda: None)  # what has been said so far is trained on
+        pid = await self._trainings.start()
+        return write_json(self._trainings.describe(pid), 202)
+
 
 async def make_learning(host: TrainingHost, config: Path, versions: Iterable[LiveVersions]) -> LearningApi:
     blocks, data_dir, folders = read_blocks(config, **BLOCKS), host.options.data_dir.absolute(), list(versions)
@@ -186,9 +208,15 @@ async def make_learning(host: TrainingHost, config: Path, versions: Iterable[Liv
     for live in folders:
         live.rule = blocks.get("compare")
     trainings = None
-    if "train" in blocks and blocks["train"].when is not None:
-        if len(folders) != 1:
+    if "train" in blocks:
+        if len(folders) == 1:
+            trainings = TrainingStarter(config, data_dir, folders[0].folder)
+        elif blocks["train"].when is not None:
             fix = "make one and serve it: reinforge versions NAME --add RUN"
             raise ConfigError(Problem("train.when", "needs one folder of versions as the MODEL", fix, str(config)))
-        trainings = TrainingStarter(config, data_dir, folders[0].folder)
-    return LearningApi(data_dir, blocks["record"], host.options.token, folders, trainings)
+    judge = None
+    if "judge" in blocks:
+        judge = Judge(
+            blocks["judge"], config, read_train_config(config).config if "train" in blocks else None, data_dir
+        )
+    return LearningApi(data_dir, blocks["record"], host.options.token, folders, trainings, judge)

@@ -75,9 +75,23 @@ def export_command(folder: Path, output: Path, use: str, version: str | None, ov
 @click.argument("name", metavar="NAME|FOLDER")
 @option("learn", metavar="FILE", required=True, callback=parse_existing_file, help="The server's file, with `train:`.")
 @option("data_dir", metavar="FOLDER", default=".reinforge/serve", help="The --data_dir of the server.")
+@option(
+    "retrain_without",
+    metavar="USER",
+    help="Begin with the newest version that was not trained on this user's chats, and leave them out.",
+)
+@option("rated", metavar="N", type=click.IntRange(min=0), default=0, help="Only if N rated chats are new.")
 @VERSIONS_DIR
 @JSON
-def run_command(name: str, learn: Path, data_dir: str, versions_dir: str, as_json: bool) -> None:
+def run_command(
+    name: str,
+    learn: Path,
+    data_dir: str,
+    retrain_without: str | None,
+    rated: int,
+    versions_dir: str,
+    as_json: bool,
+) -> None:
     """Train the promoted version on the rated chats of a server; what its gate promotes becomes the candidate.
 
     The run is one of `reinforge finetune`, with the file that `train.config` names, at a low priority. A server whose
@@ -87,14 +101,16 @@ def run_command(name: str, learn: Path, data_dir: str, versions_dir: str, as_jso
     Example:
       reinforge serve .reinforge/versions/support --learn learn.yml
       reinforge learn run support --learn learn.yml
+      reinforge learn run support --learn learn.yml --retrain_without USER
     """
     from reinforge.learning.training import open_training, read_train_config
     from reinforge.serving.version_folder import VersionFolder
 
-    config = read_train_config(learn)
-    with open_training(config, Path(data_dir), VersionFolder.find(name, Path(versions_dir))) as training:
-        say(f"Training version {training.seen.promoted} of {training.folder.name} on {training.data}.", err=as_json)
+    config, folder = read_train_config(learn), VersionFolder.find(name, Path(versions_dir))
+    with open_training(config, Path(data_dir), folder, rated=rated, without=retrain_without) as training:
+        say(f"Training version {training.base} of {training.folder.name} on {training.data}.", err=as_json)
         if hasattr(os, "nice"):
             os.nice(NICENESS)
-        data: dict[str, Any] = {"dataset": str(training.rows), "model": str(training.model), "overrides": []}
+        data: dict[str, Any] = {"dataset": str(training.rows), "model": str(training.model)}
+        data["overrides"] = training.overrides
         train(config.config, as_json, run_name=training.run_name, at_end=training.add_candidate, **data)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,19 @@ from reinforge.traces.report import ImportReport
 from reinforge.types.seeding import stable_seed
 
 
+def read_exchange(chat: StoredChat) -> tuple[list[Any], list[Any], Any]:
+    """Returns the messages of a chat before the reply, those of the reply, and the tools."""
+    exchange = next(iter(LiteLLM().read(chat.record)))
+    assert isinstance(exchange, Exchange)
+    return exchange.messages[: exchange.num_context], exchange.messages[exchange.num_context :], exchange.tools
+
+
 def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
     """Yields the records of one chat; none if it has nothing for this use."""
     correction = chat.correction
     if use == "dpo" or (use == "sft" and correction is not None):
-        exchange = next(iter(LiteLLM().read(chat.record)))
-        assert isinstance(exchange, Exchange)
-        prompt, reply = exchange.messages[: exchange.num_context], exchange.messages[exchange.num_context :]
-        head = {"id": chat.id, "conversation_id": chat.record["session_id"], "prompt": prompt, "tools": exchange.tools}
+        prompt, reply, tools = read_exchange(chat)
+        head = {"id": chat.id, "conversation_id": chat.record["session_id"], "prompt": prompt, "tools": tools}
         said = {"role": "assistant", "content": correction}
         if use == "sft":
             yield {**head, "completion": said, "thumbs": True}
@@ -47,21 +53,35 @@ def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
             yield {"id": chat.id, **found}
 
 
-def count_new(database: Path, use: str) -> int:
-    """Returns how many rated chats have something for a use, and were trained on by no version."""
-    return sum(any(True for _ in build_records(chat, use)) for chat in read_chats(database, only_new=True))
+def count_new(database: Path, use: str, *, judged: bool = True) -> int:
+    """Returns how many rated chats have something for a use, and were trained on by no version.
+
+    Args:
+        judged: Those that only the judge has rated count too.
+    """
+    chats = read_chats(database, only_new=True, judged=judged)
+    return sum(any(True for _ in build_records(chat, use)) for chat in chats)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSelection:
+    """Which chats a training by `reinforge learn run` takes; a user's chats then count as one conversation."""
+
+    replay: float  # share of the users whose chats are rows again if a version was trained on them
+    without: Collection[tuple[str, str]] = ()  # keys and conversations that are left out
+    base: str = ""  # the version that it begins with
+    judged: bool = True  # also what only the judge has rated
 
 
 def export_rows(
-    database: Path, output: Path, use: str, version: str | None = None, replay: float | None = None
+    database: Path, output: Path, use: str, version: str | None = None, choice: ChatSelection | None = None
 ) -> ImportReport:
     """Writes the rows of a store, and returns what was written.
 
     Args:
         use: all, sft, kto or dpo.
         version: Name of the model version that is trained on them, kept in the store; None: not known yet.
-        replay: For a training by `reinforge learn run`: the share of users whose chats, if a version was trained on
-            them, are rows again; and a user's chats count as one conversation. None: every chat, as it is.
+        choice: For a training; None: every chat, as it is.
     """
     used = list[tuple[str, str]]()
     with (
@@ -70,10 +90,12 @@ def export_rows(
     ):
         records = Path(folder) / "chats.jsonl"
         with open(records, "w", encoding="utf-8", opener=open_private) as file:
-            for chat in read_chats(database):
-                if replay is not None:
+            for chat in read_chats(database, judged=choice is None or choice.judged):
+                if choice is not None:
                     chat.record["session_id"] = chat.owner
-                    if chat.is_trained and stable_seed(0, str(version), chat.owner) >= replay * 2**63:
+                    if (chat.key, chat.conversation) in choice.without:
+                        continue
+                    if chat.is_trained and stable_seed(0, str(version), chat.owner) >= choice.replay * 2**63:
                         continue
                 for number, record in enumerate(build_records(chat, use)):
                     file.write(json.dumps(record) + "\n")
@@ -85,7 +107,7 @@ def export_rows(
     if version is not None:
         store = LearningStore(database)
         try:
-            store.record_training(version, used)
+            store.record_training(version, used, None if choice is None else choice.base)
         finally:
             store.close()
     return report

@@ -18,6 +18,8 @@ from reinforge.config.finetuning_blocks import Block
 from reinforge.traces.ratings import read_value
 from reinforge.types.evaluation import MAX_SCORE
 
+JUDGE = "judge"
+"""The source of what `judge:` of learn.yml says; clients cannot send it."""
 Opinion = dict[str, Any]
 """What a source says: `label` (bool), `score`, `correction`, `comment`, as far as given; None: taken back."""
 Name = Annotated[str, Field(min_length=1, max_length=200)]

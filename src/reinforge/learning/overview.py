@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from reinforge.learning.feedback import Opinion
+from reinforge.learning.feedback import JUDGE, Opinion
 from reinforge.learning.store import CHAT, MAX_REPLIES, SESSION, TRAINED, compute_score, open_store
 
 DAY_S = 86400
@@ -79,5 +79,6 @@ def _judge(*said: str) -> tuple[bool, float | None]:
     opinions: dict[str, Opinion] = {}
     for source, text in zip(said[::2], said[1::2], strict=True):
         opinions[source] = opinions.get(source, {}) | json.loads(text)
+    opinions.pop(JUDGE, None)  # no user; the comparison leaves it out as well, unless it is told otherwise
     now = [{name: value for name, value in each.items() if value is not None} for each in opinions.values()]
     return any(each.keys() - {"comment"} for each in now), compute_score(now)

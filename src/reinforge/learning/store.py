@@ -5,6 +5,7 @@
     calls      what the calls cost whose version a split drew, also those that failed or were cut; no text
     feedback   what one source said of a chat, or of the chats of a session so far; rows are only added
     trainings  version -> chats
+    starts     trainings in their order, with the version that each began with, also by the name of its run
     removals   version -> people whose chats it was trained on and were removed since
 
 Ids of users and sessions are kept as hashes (`make_alias`). One thread writes (`JournalWriter`), and what it has
@@ -18,18 +19,19 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import zstandard
 
 from reinforge.bounded import encode_any, load_json
-from reinforge.errors import ConfigError, StorageError, boundary
+from reinforge.errors import ConfigError, Problem, StorageError, boundary
 from reinforge.files import to_json
-from reinforge.learning.feedback import Feedback, Opinion
+from reinforge.learning.feedback import JUDGE, Feedback, Opinion
 from reinforge.limits import get_limits
 from reinforge.routing.live_comparison import LiveCall, LiveScore
 from reinforge.runs.journal.episode_json import parse_tokens
@@ -60,6 +62,8 @@ CREATE TABLE feedback (
     at_s REAL NOT NULL, UNIQUE (key, request_key));
 CREATE INDEX feedback_by_target ON feedback (key, level, target);
 CREATE TABLE trainings (version TEXT NOT NULL, key TEXT NOT NULL, chat TEXT NOT NULL, PRIMARY KEY (key, chat, version));
+CREATE TABLE starts (seq INTEGER PRIMARY KEY AUTOINCREMENT, version TEXT NOT NULL, base TEXT NOT NULL,
+    at_s REAL NOT NULL);
 CREATE TABLE removals (version TEXT NOT NULL, key TEXT NOT NULL, user TEXT NOT NULL, PRIMARY KEY (key, user, version));
 """
 MAX_FEEDBACK = 100
@@ -99,6 +103,8 @@ class StoredChat:
         opinions: By source; that of the chat before that of its session, field by field.
     """
 
+    seq: int
+    started_s: float
     key: str
     id: str
     conversation: str
@@ -125,6 +131,7 @@ class LearningStore:
 
     def __init__(self, database: Path):
         self.database, self.num_bytes = database, 0
+        self.compares_judged = False  # the scores of comparisons are also the judge's
         self._writer = JournalWriter(database, create_tables)
         self.run(self._measure)
 
@@ -220,15 +227,16 @@ class LearningStore:
 
     def read_scores(self, key: str | None = None, given: Feedback | None = None) -> list[LiveScore]:
         """Returns the scores of conversations in comparisons: of those that feedback is on; None: of all."""
+        read_scores = partial(_read_scores, judged=self.compares_judged)
         if given is None:
-            return self.run(_read_scores)
+            return self.run(read_scores)
         if given.id is None:
-            return self.run(lambda db: _read_scores(db, key, make_alias(str(key), "session", str(given.session_id))))
+            return self.run(lambda db: read_scores(db, key, make_alias(str(key), "session", str(given.session_id))))
         query = "SELECT conversation FROM chats WHERE key = ? AND id = ?"
 
         def read(db: sqlite3.Connection) -> list[LiveScore]:
             found = db.execute(query, (key, given.id)).fetchone()
-            return [] if found is None else _read_scores(db, key, *found)
+            return [] if found is None else read_scores(db, key, *found)
 
         return self.run(read)
 
@@ -281,16 +289,25 @@ class LearningStore:
         self._empty_log()
         return found
 
-    def record_training(self, version: str, chats: Sequence[tuple[str, str]]) -> None:
-        """Records the keys and ids of the chats that a version is trained on."""
+    def record_training(self, version: str, chats: Sequence[tuple[str, str]], base: str | None = None) -> None:
+        """Records the keys and ids of the chats that a version is trained on; with a base: that this begins now."""
         rows = [(version, *chat) for chat in chats]
-        self.run(lambda db: db.executemany("INSERT OR IGNORE INTO trainings VALUES (?, ?, ?)", rows))
+
+        def record(db: sqlite3.Connection) -> None:
+            db.executemany("INSERT OR IGNORE INTO trainings VALUES (?, ?, ?)", rows)
+            if base is not None:
+                db.execute("INSERT INTO starts (version, base, at_s) VALUES (?, ?, ?)", (version, base, time.time()))
+
+        self.run(record)
 
     def count(self, key: str) -> dict[str, int]:
+        tables = {"chats": "chats", "feedback": f"feedback WHERE source != '{JUDGE}'"}
+        tables["judged"] = f"feedback WHERE source = '{JUDGE}'"
+
         def count(db: sqlite3.Connection) -> dict[str, int]:
             return {
-                table: db.execute(f"SELECT count(*) FROM {table} WHERE key = ?", (key,)).fetchone()[0]
-                for table in ("chats", "feedback")
+                name: db.execute(f"SELECT count(*) FROM (SELECT * FROM {table}) WHERE key = ?", (key,)).fetchone()[0]
+                for name, table in tables.items()
             }
 
         return self.run(count)
@@ -345,6 +362,8 @@ def _merge_opinions(db: sqlite3.Connection, key: str, id_: str, conversation: st
     for source in (*(each for each in of_session if each not in of_chat), *of_chat):
         merged = of_session.get(source, {}) | of_chat.get(source, {})
         opinions[source] = {name: value for name, value in merged.items() if value is not None}
+    if any(each.keys() - {"comment"} for source, each in opinions.items() if source != JUDGE):
+        opinions.pop(JUDGE, None)
     return opinions
 
 
@@ -358,13 +377,14 @@ def compute_score(opinions: Iterable[Opinion]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
+def _read_scores(db: sqlite3.Connection, *whose: str | None, judged: bool = False) -> list[LiveScore]:
     """Returns the scores in [0, 1] of conversations: the means of their replies, which are the means of their sources.
 
     They are in the order of their newest feedback.
 
     Args:
         whose: Key and alias of one conversation; none: of all.
+        judged: The judge is a source as well.
     """
     where = f"{_RATED} AND split IS NOT NULL" + (" AND key = ? AND conversation = ?" if whose else "")
     order = "row_number() OVER (PARTITION BY split, key, conversation ORDER BY seq DESC) AS place"
@@ -373,9 +393,10 @@ def _read_scores(db: sqlite3.Connection, *whose: str | None) -> list[LiveScore]:
     query = f"SELECT {columns} FROM ({chats}) WHERE place <= ? ORDER BY newest"
     scores: dict[tuple[int, str], tuple[str, int, list[float]]] = {}
     for seq, key, id_, conversation, user, split, version in db.execute(query, (*whose, MAX_REPLIES)).fetchall():
-        opinions = _merge_opinions(db, key, id_, conversation, seq).values()
+        opinions = _merge_opinions(db, key, id_, conversation, seq)
+        counted = [each for source, each in opinions.items() if judged or source != JUDGE]
         scores[split, conversation] = scores.pop((split, conversation), (user, version, []))  # moves to the end
-        if (score := compute_score(opinions)) is not None:
+        if (score := compute_score(counted)) is not None:
             scores[split, conversation][2].append(score)
     return [
         LiveScore(*place, user, version, sum(replies) / len(replies) if replies else None)
@@ -392,20 +413,65 @@ def open_store(database: Path) -> Iterator[sqlite3.Connection]:
         yield db
 
 
-def read_chats(database: Path, *, only_new: bool = False) -> Iterator[StoredChat]:
+def read_last_start(database: Path) -> float | None:
+    """Returns when the newest training began, in seconds since the Unix epoch; None: there was none."""
+    with open_store(database) as db:
+        found = db.execute("SELECT at_s FROM starts ORDER BY seq DESC LIMIT 1").fetchone()
+    return None if found is None else float(found[0])
+
+
+def find_person(database: Path, user: str) -> tuple[set[tuple[str, str]], set[str]]:
+    """Returns a person's conversations, of any API key, and what was trained on any of them, also on deleted ones.
+
+    A version that began with one of these is one of them.
+    """
+    conversations, versions = set[tuple[str, str]](), set[str]()
+    trained = (
+        "SELECT version FROM removals WHERE key = ?1 AND user = ?2 UNION SELECT t.version FROM trainings AS t JOIN "
+        "chats AS c ON c.key = t.key AND c.id = t.chat WHERE c.key = ?1 AND c.conversation IN (SELECT conversation "
+        "FROM chats WHERE key = ?1 AND user = ?2)"
+    )
+    with open_store(database) as db:
+        for (key,) in db.execute("SELECT key FROM chats UNION SELECT key FROM removals").fetchall():
+            whose = (key, make_alias(key, "user", user))
+            found = db.execute("SELECT DISTINCT key, conversation FROM chats WHERE key = ? AND user = ?", whose)
+            conversations |= set(found.fetchall())
+            versions |= {version for (version,) in db.execute(trained, whose)}
+        for version, base in db.execute("SELECT version, base FROM starts ORDER BY seq"):
+            versions |= {version} if base in versions else set()
+    if not conversations and not versions:
+        fix = "write it as requests do, in `user`; nothing was trained on what is not kept"
+        raise ConfigError(Problem("USER", f"no request of the user {user!r} is kept in {database}", fix))
+    return conversations, versions
+
+
+def read_chats(database: Path, *, only_new: bool = False, judged: bool = True) -> Iterator[StoredChat]:
     """Yields the chats of a store in their order; a server may write to it at the same time.
 
     Args:
         only_new: Only those with feedback that no version was trained on.
+        judged: With what the judge says.
     """
+    for chat in _read_where(database, f"{_RATED} AND NOT {TRAINED}" if only_new else "TRUE"):
+        if not judged:
+            chat.opinions.pop(JUDGE, None)
+        if chat.opinions or not only_new:
+            yield chat
+
+
+def read_unrated(database: Path, after: int) -> Generator[StoredChat]:
+    """Yields the chats without feedback, from those after a number on."""
+    yield from _read_where(database, f"NOT {_RATED} AND seq > ?", after)
+
+
+def _read_where(database: Path, where: str, *values: int) -> Iterator[StoredChat]:
     with open_store(database) as db:
-        columns = f"seq, key, id, conversation, {_OWNER}, {TRAINED}, model, version, data"
-        where = f"WHERE {_RATED} AND NOT {TRAINED}" if only_new else ""
-        rows = db.execute(f"SELECT {columns} FROM chats AS c {where} ORDER BY seq")
-        for seq, key, id_, conversation, owner, is_trained, model, version, packed in rows:
+        columns = f"seq, started_s, key, id, conversation, {_OWNER}, {TRAINED}, model, version, data"
+        rows = db.execute(f"SELECT {columns} FROM chats AS c WHERE {where} ORDER BY seq", values)
+        for seq, started_s, key, id_, conversation, owner, is_trained, model, version, packed in rows:
             text = zstandard.ZstdDecompressor().decompress(packed, max_output_size=8 * get_limits().episode_chars)
             data = load_json(text)
             opinions = _merge_opinions(db, key, id_, conversation, seq)
             tokens = None if data["tokens"] is None else parse_tokens(data["tokens"])
-            facts = (key, id_, conversation, owner, bool(is_trained), model, version)
+            facts = (seq, started_s, key, id_, conversation, owner, bool(is_trained), model, version)
             yield StoredChat(*facts, data["record"], tokens, opinions)

@@ -25,6 +25,8 @@ PHASES = {
     "CONFIRM_BASE": "confirm_base",
     "CONFIRM_TUNED": "confirm_tuned",
     "CONFIRM_REFERENCE": "confirm_reference",
+    "REGRESSION_BASE": "regression_base",
+    "REGRESSION_TUNED": "regression_tuned",
     "TRANSFER_BASE": "transfer_base",
     "TRANSFER_TUNED": "transfer_tuned",
 }

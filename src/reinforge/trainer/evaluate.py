@@ -20,11 +20,11 @@ from reinforge.config.schema import FinetuneConfig, FinetuneRunConfig, GateConfi
 from reinforge.errors import ConfigError, Problem, StorageError, boundary
 from reinforge.evaluation.non_inferiority import NonInferiority
 from reinforge.evaluation.run import DatasetEvaluation, build_output, choose_error_type
-from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples, take_transfer
+from reinforge.evaluation.splits import FIXED, SPLITS, find_clusters, split_examples, take_transfer
 from reinforge.evaluation.statistics import summarize
 from reinforge.files import replace_file, to_json
 from reinforge.interfaces import GroupEvaluator, TrainerAdapter
-from reinforge.registry import Registry
+from reinforge.registry import Registry, load_named
 from reinforge.rollout.models.policy_llm import find_adapters
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.runs.checkpoints import restore_weights
@@ -300,7 +300,8 @@ async def load_examples(builder: ComponentBuilder, split: str, limit: int | None
     if split == ALL:
         items += transfer
     if split in SPLITS:
-        items = split_examples(items, config.splits, config.seed, id_key=getattr(dataset, "id_key", "id"))[split]
+        divide = load_named(FIXED) if config.splits.fixed else split_examples
+        items = divide(items, config.splits, config.seed, id_key=getattr(dataset, "id_key", "id"))[split]
     return items[:limit]
 
 

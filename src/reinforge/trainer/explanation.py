@@ -77,6 +77,9 @@ def explain(run: RunFigures) -> list[Explanation]:
         fix = f"start a run with finetuning.splits.confirm: {against.num_pairs + against.num_more} and more rows"
         return [Explanation("too few confirm examples", str(against), fix)]
     is_shown = change is not None and change.p_value <= MAX_P_VALUE and (change.ci_low or 0.0) > gate.smallest_gain
+    if is_shown and gate.regression is not None and gate.regression.name in summary.reason:
+        fix = f"train on more like {gate.regression.name}, or add examples to it: few leave a wide interval"
+        return [Explanation("worse on the regression set", summary.reason, fix)]
     if is_shown and gate.guard_metrics:
         fix = f"make {' and '.join(gate.guard_metrics)} part of the reward (`_type: weighted`), or add confirm examples"
         return [Explanation("a guard metric held it back", summary.reason, fix)]

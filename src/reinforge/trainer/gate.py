@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from reinforge.config.schema import FinetuneConfig, GateConfig
 from reinforge.errors import Problem
@@ -23,7 +24,7 @@ from reinforge.evaluation.changes import (
     select_scored_in_both,
     summarize_arm,
 )
-from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.evaluation.run import REGRESSION, DatasetEvaluation
 from reinforge.evaluation.statistics import (
     MAX_P_VALUE,
     Improvement,
@@ -108,26 +109,6 @@ def decide(
         promoted = failed_guards[0].passed
         reason = f"{metric} improved, but {'; '.join(guard.reason for guard in failed_guards)}"
     return Verdict(promoted, reason, improvement, base_arm, tuned_arm, guards, changes)
-
-
-def compare_tasks(
-    metric: str, before: EvaluationReport, after: EvaluationReport, tasks: Mapping[str, str]
-) -> dict[str, Improvement]:
-    """Returns the change of each task; the intervals hold for all tasks together (Bonferroni).
-
-    Args:
-        tasks: Example id -> its task.
-    """
-    base_scores, tuned_scores = select_scored_in_both(metric, before, after)
-    names = dict.fromkeys(tasks.values())
-    found = {}
-    for name in names:
-        base = {id_: score for id_, score in base_scores.items() if tasks[id_] == name}
-        tuned = {id_: score for id_, score in tuned_scores.items() if tasks[id_] == name}
-        if base:
-            level = 1 - 0.05 / len(names)
-            found[name] = compute_paired_difference(base, tuned, level=level, clusters=before.clusters)
-    return found
 
 
 def describe_power(gate: GateConfig, names: Sequence[str]) -> str:
@@ -222,21 +203,22 @@ def _judge_improvement(gate: GateConfig, improvement: Improvement, *, unchanged:
     return True, f"the interval of the improvement {interval} lies above {above} ({mean} on {pairs})"
 
 
-def _judge_guard(metric: str, allowed: float, gate: GateConfig, arms: Arms) -> Guard:
+def _judge_guard(metric: str, allowed: float, gate: GateConfig, arms: Arms, name: str = "") -> Guard:
+    name = name or f"guard metric {metric}"
     if problem := _find_obstacle(gate, metric, arms):
-        return Guard(metric, allowed, None, None, f"guard metric {metric} could not be checked: {problem}")
+        return Guard(metric, allowed, None, None, f"{name} could not be checked: {problem}")
     change = compute_paired_difference(*select_scored_in_both(metric, *arms), clusters=arms[0].clusters)
     if change.ci_low is None or change.ci_high is None:  # all scores are equal in both arms
-        return Guard(metric, allowed, change, True, f"guard metric {metric} did not change on any example")
+        return Guard(metric, allowed, change, True, f"{name} did not change on any example")
     interval = _format_ends(change.ci_low, change.ci_high)
     of_change = f"the interval of its change is {interval}"
     if change.ci_low > -allowed:
-        return Guard(metric, allowed, change, True, f"guard metric {metric} passed: {of_change}, above {-allowed:g}")
+        return Guard(metric, allowed, change, True, f"{name} passed: {of_change}, above {-allowed:g}")
     if change.mean_difference < 0:
-        reason = f"guard metric {metric} may have dropped by more than {allowed:g}: {of_change}"
+        reason = f"{name} may have dropped by more than {allowed:g}: {of_change}"
     else:
         few = f"{count_examples(change.num_pairs, change.num_clusters)} are too few to rule out"
-        reason = f"{few} that guard metric {metric} dropped by more than {allowed:g}: {of_change}"
+        reason = f"{few} that {name} dropped by more than {allowed:g}: {of_change}"
     return Guard(metric, allowed, change, False, reason)
 
 
@@ -300,7 +282,18 @@ class BaseComparison:
         summary.improvement, summary.promoted, summary.reason = verdict.improvement, verdict.promoted, verdict.reason
         if self._gate.reference is not None:
             summary.promoted, summary.reason = await self._judge_against_reference(after, "tuned", verdict.guards)
-        await self._measure_transfer(base, best)
+        arms = [partial(self._evaluate_arm, row) for row in (base, best)]
+        if summary.promoted and self._gate.regression is not None:
+            from reinforge.trainer.setup.further_sets import judge_regression  # where there is one
+
+            pinned = [partial(arm, split=REGRESSION) for arm in arms]
+            summary.promoted, why = await judge_regression(self._gate, self._parts.gate_metric, pinned, _judge_guard)
+            summary.reason += why
+        if (transfer := self._parts.splits.get("transfer")) is not None:
+            from reinforge.trainer.setup.further_sets import measure_transfer
+
+            others = [partial(arm, split="transfer") for arm in arms]
+            summary.transfer = await measure_transfer(self._parts.gate_metric, others, transfer)
         context.end_stage({"promoted": summary.promoted, "reason": summary.reason})
         if summary.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
@@ -330,16 +323,6 @@ class BaseComparison:
         summary.non_inferiority = found
         summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
         return decide_promotion(found, guards)
-
-    async def _measure_transfer(self, base: ValidationRow, best: ValidationRow) -> None:
-        """Compares both models on tasks that were not trained, if there are any."""
-        evaluation = self._parts.trajectory_builder.evaluation
-        if "transfer" not in self._parts.splits or evaluation is None:
-            return
-        before = await self._evaluate_arm(base, "transfer_base", "transfer")
-        after = await self._evaluate_arm(best, "transfer_tuned", "transfer")
-        tasks = {str(item.id): str(item.full_dataset_entry["task"]) for item in self._parts.splits["transfer"]}
-        self._summary.transfer = compare_tasks(self._parts.gate_metric, before, after, tasks)
 
     async def _evaluate_arm(self, row: ValidationRow, phase: str, split: str = "confirm") -> EvaluationReport:
         """Evaluates one arm on a split with fresh episodes; both arms run with the same environment seeds."""

@@ -5,6 +5,7 @@ import pytest
 from reinforge.config.schema import SplitsConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.splits import SPLITS, find_clusters, split_examples, split_with_validation
+from reinforge.trainer.setup.fixed_splits import split_fixed
 from reinforge.types.evaluation import EvalInputItem
 
 
@@ -276,3 +277,55 @@ def test_conversations_stay_in_one_split_and_in_one_dataset():
         split_with_validation(talk_of("a1", "w9"), validation, SplitsConfig(), 0, id_key="id")
     assert "finetuning.splits.group_key: null" in caught.value.problems[0].fix
     split_with_validation(talk_of("a1", "w9"), validation, SplitsConfig(group_key=None), 0, id_key="id")
+
+
+def test_fixed_splits_stay_as_a_dataset_grows():
+    """Ten chats of each of 100 users; later there are 100 more users, and twenty chats of each."""
+
+    def chats(num_users, size):
+        return [
+            example(f"{user}-{n}", f"{user} {n}", user=f"u{user}") for user in range(num_users) for n in range(size)
+        ]
+
+    def users(splits):
+        return {name: {item.full_dataset_entry["user"] for item in items} for name, items in splits.items()}
+
+    config = SplitsConfig(fixed=True, group_key="user")
+    first, later = (users(split_fixed(chats(*size), config, seed=0)) for size in ((100, 10), (200, 20)))
+    for name in SPLITS:
+        assert first[name] == {each for each in later[name] if int(each[1:]) < 100}
+    assert [len(later[name]) for name in SPLITS] == pytest.approx([120, 30, 50], abs=20)
+    assert users(split_fixed(chats(100, 10), config, seed=1)) != first
+    assert users(split_examples(chats(100, 10), SplitsConfig(group_key="user"), seed=0)) != first
+
+
+def test_rows_to_train_on_that_repeat_a_held_out_question_are_left_out_of_fixed_splits():
+    """All users ask one question, and another that nearly repeats that of one other user."""
+    items = [example(f"a{n}", "the same", user=f"u{n}", completion=f"reply {n}") for n in range(40)]
+    near = [" ".join(f"w{n // 2}-{word}" for word in range(60)) + f" {n}" for n in range(40)]
+    items += [example(f"b{n}", near[n], user=f"u{n}") for n in range(40)]
+
+    def train(**more):
+        splits = split_fixed(items, SplitsConfig(fixed=True, group_key="user", **more), seed=0)
+        assert len(splits["confirm"]) == 2 * len({item.full_dataset_entry["user"] for item in splits["confirm"]})
+        return {item.id for item in splits["train"]}
+
+    users = {int(id_[1:]) for id_ in train(near_duplicates="allow")}
+    assert train(near_duplicates="allow") == {f"{kind}{n}" for kind in "ab" for n in users}
+    assert train() == {f"b{n}" for n in users}
+    both = {n for n in users if n ^ 1 in users}
+    assert 0 < len(both) < len(users)
+    assert train(near_duplicates="group") == {f"b{n}" for n in both}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"confirm": 40}, "finetuning.splits.confirm: 40 is a count\n.*write a share from 0 to 1"),
+        ({"key": "split"}, "finetuning.splits.key: set together with fixed"),
+        ({"train": 0.9}, "the shares add up to 1.3, more than 1"),
+    ],
+)
+def test_fixed_splits_need_shares(config, message):
+    with pytest.raises(ConfigError, match=message):
+        split_fixed(different(100), SplitsConfig(fixed=True, **config), seed=0)

@@ -14,7 +14,7 @@ from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.evaluation.evaluators.weighted import Weighted
-from reinforge.evaluation.run import HELD_OUT, DatasetEvaluation
+from reinforge.evaluation.run import HELD_OUT, REGRESSION, DatasetEvaluation
 from reinforge.evaluation.splits import find_clusters
 from reinforge.interfaces import (
     Algorithm,
@@ -142,7 +142,8 @@ def start_guards(parts: Parts, context: RunContext) -> None:
     known = {event.guard for event in list_guard_events(context.journal.stages()) if event.epoch == BASELINE}
     is_trained_on = parts.trajectory_builder.rewards_are_scores
     evaluators = list(parts.held_out_evaluators)
-    for event in find_warnings(config, parts.splits, parts.reward_metric, evaluators, trains_on_reward=is_trained_on):
+    splits = {name: items for name, items in parts.splits.items() if name != REGRESSION}
+    for event in find_warnings(config, splits, parts.reward_metric, evaluators, trains_on_reward=is_trained_on):
         if event.guard not in known:
             context.journal.record_stage(event.epoch, GUARD, event.as_dict())
             context.progress.note(event.text if event.action == "note" else f"warning: {event.text}")

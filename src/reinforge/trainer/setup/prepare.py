@@ -11,9 +11,10 @@ from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config, FinetuneRunConfig
 from reinforge.engine import import_engine
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.splits import split_examples, split_with_validation, take_transfer
+from reinforge.evaluation.splits import FIXED, split_examples, split_with_validation, take_transfer
 from reinforge.interfaces import Algorithm, DatasetLoader, Evaluator, TrajectoryBuilder
 from reinforge.port_bases import SavesWeights
+from reinforge.registry import load_named
 from reinforge.rollout.runner import choose_llm
 from reinforge.runs.run_folder import read_config
 from reinforge.trainer.epoch_collection import check_overlap
@@ -99,6 +100,10 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     if splits:  # by now with the examples of each stage
         attempt.add(refuse_repetitions(splits, config.splits))
         attempt.add(find_level_problems(config, splits))
+    if splits and config.gate.regression is not None:
+        from reinforge.trainer.setup.further_sets import load_regression  # for a run with a regression set alone
+
+        splits = await attempt(partial(load_regression, builder, workflow, splits))
     is_known = _knows_agent(builder.config)
     trainer = await _get_named(attempt, builder.get_trainer, config.trainer)
     if builder.makes_models and (config.policy.model or "").startswith(BUNDLED):
@@ -213,7 +218,8 @@ async def _load_splits(
     more = {"transfer": transfer} if transfer else {}
     id_key = getattr(builder.config.eval.general.dataset, "id_key", "id")
     if run.validation_dataset is None and run.validation_config_file is None:
-        return None if items is None else {**split_examples(items, config.splits, config.seed, id_key=id_key), **more}
+        split = load_named(FIXED) if config.splits.fixed else split_examples
+        return None if items is None else {**split(items, config.splits, config.seed, id_key=id_key), **more}
     if run.validation_dataset is None and other.config.eval.general.dataset is None:
         message = f"{run.validation_config_file} has no eval.general.dataset to validate on"
         raise ConfigError(Problem(VALIDATION_FILE, message, "add one there, or pass --validation_dataset"))
