@@ -101,7 +101,13 @@ async def test_cut_replies_several_choices_and_failed_calls_are_counted_and_not_
         assert (
             await client.post("/v1/chat/completions", json={"model": "x", "messages": says("a")})
         ).status_code == 404
-        assert (await client.get("/v1/learn")).json() == {"object": "learn", "chats": 0, "feedback": 0, "versions": []}
+        assert (await client.get("/v1/learn")).json() == {
+            "object": "learn",
+            "chats": 0,
+            "feedback": 0,
+            "judged": 0,
+            "versions": [],
+        }
         assert learning._recorder.counts == {"cut": 1, "several_replies": 1}
         assert learning._recorder._taken == learning._recorder._freed
 
@@ -114,7 +120,13 @@ async def test_chats_older_than_the_days_are_deleted_with_their_feedback(tmp_pat
         age = "UPDATE chats SET started_s = ? WHERE id = ?"
         learning.store.run(lambda db: db.execute(age, (time.time() - 3 * 86400, old["id"])))
     async with learn(tmp_path, days=3) as (client, _):
-        assert (await client.get("/v1/learn")).json() == {"object": "learn", "chats": 1, "feedback": 1, "versions": []}
+        assert (await client.get("/v1/learn")).json() == {
+            "object": "learn",
+            "chats": 1,
+            "feedback": 1,
+            "judged": 0,
+            "versions": [],
+        }
         assert (await rate(client, id=old["id"], thumb="up")).status_code == 404
     assert [each.id for each in kept(tmp_path)] == [new["id"]]
 

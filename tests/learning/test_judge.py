@@ -108,7 +108,7 @@ async def test_clients_cannot_speak_as_the_judge(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("compare", "score"), [(False, None), (True, 0.7)])
 async def test_a_comparison_counts_the_judge_only_if_asked(tmp_path, monkeypatch, compare, score):
     async with judged(tmp_path, monkeypatch, compare=compare) as (client, learning):
-        monkeypatch.setattr(learning._writer, "_find_split", lambda *names: 5)  # as if a candidate were served
+        monkeypatch.setattr(learning._writer, "_find_split", lambda *names: (5, 1))  # as if a candidate were served
         await chat(client, "1234567", user="ann")
         await wait_for(lambda: all(opinions(tmp_path)) and kept(tmp_path))
         [found] = learning.store.read_scores()

@@ -123,11 +123,12 @@ class LearningApi(Feature):
             logger.debug("%s", error)
             raise ApiError(503, "the store cannot be used; nothing was changed", code="store_unavailable") from None
 
-    def _find_split(self, asked: str, answered: str, conversation: str) -> int | None:
+    def _find_split(self, asked: str, answered: str, conversation: str) -> tuple[int, int] | None:
         name, _, version = answered.partition("@")
         if asked not in ("", name) or (live := self._versions.get(name)) is None:
             return None
-        return live.find_split(conversation, int(version))
+        split = live.find_split(conversation, int(version))
+        return None if split is None else (split, int(version))
 
     async def _rate(self, scores: list[LiveScore], calls: list[LiveCall], *, are_all: bool = False) -> None:
         await asyncio.gather(*(live.rate(scores, calls, are_all=are_all) for live in self._versions.values()))

@@ -30,8 +30,8 @@ USER_FIELDS = ("user", "safety_identifier", "metadata")
 """Fields of a request, repeated in some answers, that say whose it is: only their hash is kept."""
 
 
-FindSplit = Callable[[str, str, str], int | None]
-"""Requested model, model that answered, conversation -> `split` of the chat, see `LearningStore`."""
+FindSplit = Callable[[str, str, str], tuple[int, int] | None]
+"""Requested model, model that answered, conversation -> `split` of the chat and the version that it drew."""
 
 
 class StoreWriter(RecordWriter):
@@ -56,18 +56,20 @@ class StoreWriter(RecordWriter):
             return "not_in_share"
         row: dict[str, Any] = {"key": call.key, "user": make_alias(call.key, "user", user) if user else None}
         row |= {"started_s": call.started_s, "version": None if reply is None else reply.version, "split": None}
+        drawn: tuple[int, int] | None = None
         if user:  # the units of a comparison are users
             asked, answered = request.get("model"), load_json(b"".join(call.pieces)).get("model")
-            row["split"] = self._find_split(str(asked or ""), str(answered), session or user)
+            drawn = self._find_split(str(asked or ""), str(answered), session or user)
         is_full = self._check_full()
         try:
             answer = self._read_answer(call)
         except CutAnswerError:
             answer = None
-        if row["split"] is not None and not is_full:
-            number = int(str(answered).rpartition("@")[2])
+        if drawn is not None:
+            row["split"], version = drawn
             cost = {"seconds": call.seconds, "tokens": reply.num_completion_tokens} if reply is not None else {}
-            self._store.add("calls", {**row, **cost, "version": number, "is_error": answer is None})
+            if not is_full:
+                self._store.add("calls", {**row, **cost, "version": version, "is_error": answer is None})
         if answer is None or reply is None:
             return "failed" if reply is None else "cut"
         exchange = {"request": _drop(request, *USER_FIELDS), "response": _drop_tokens(_drop(answer, *USER_FIELDS))}
