@@ -122,8 +122,7 @@ class TokenLogprobs:
         => logprobs (log 0.3,), processed_logprobs (log 0.375,), supports counts [2], token_ids [0, 1]
     """
 
-    prompt_token_ids: Sequence[int]
-    """The whole prompt: a tuple, or `TokenIds`, which equals one."""
+    prompt_token_ids: Sequence[int]  # the whole prompt: a tuple, or `TokenIds`, which equals one
     token_ids: tuple[int, ...]  # the sampled tokens, including the end-of-turn token if it was sampled
     logprobs: tuple[float, ...]
     """log p of each sampled token after temperature and before any sampling filter; as long as `token_ids`. NaN for
