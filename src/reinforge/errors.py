@@ -38,8 +38,7 @@ from reinforge.safe_text import redact_secrets
 
 class ReinforgeError(Exception):
     exit_code = 1
-    can_resume = True
-    """False if the run would fail in the same way when it is resumed, so that no message offers that."""
+    can_resume = True  # false if the run would fail in the same way when it is resumed, so that no message offers that
 
 
 @dataclass(frozen=True)

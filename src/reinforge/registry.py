@@ -288,7 +288,6 @@ class Registry:
         return [Listing(*key, found[key]) for key in sorted(found) if kind is None or key[0] == kind]
 
     def names(self, kind: str) -> list[str]:
-        """Returns the names of one kind, sorted, without importing the components."""
         return [each.name for each in self.list_names(kind)]
 
     def components(self, kind: str | None = None) -> list[Component]:

@@ -16,8 +16,6 @@ HOSTED_MODEL = "openai_model.json"
 
 @dataclass(frozen=True, slots=True)
 class HostedModel:
-    """A model hosted by a service."""
-
     model: str
     base_model: str
     service: str

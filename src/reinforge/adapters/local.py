@@ -350,7 +350,6 @@ class LocalAdapter(TrainerAdapter):
 def check_sharding(
     sharding: Sharding, run_config: FinetuneConfig, adapters: Sequence[str], where: str
 ) -> list[Problem]:
-    """Returns why a model cannot be sharded, if it should be."""
     if sharding != "full":
         return []
     found = []

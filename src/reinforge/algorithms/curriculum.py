@@ -32,11 +32,6 @@ class Selection:
     outside: list[TrajectoryGroup] = field(default_factory=list)  # of the curriculum's share
     skip_reason: str | None = None  # why the algorithm skips the kept groups, as there is too little in them
 
-    @property
-    def num_dropped(self) -> int:
-        dropped = (self.zero_variance, self.low_spread, self.untrainable, self.unused, self.outside)
-        return sum(map(len, dropped))
-
 
 def split_by_signal(
     groups: Sequence[TrajectoryGroup],
@@ -163,7 +158,6 @@ class Levels:
 
 
 def find_levels(items: Iterable[EvalInputItem]) -> dict[str, int]:
-    """Returns the level of each example whose row has one."""
     levels = {str(item.id): (item.full_dataset_entry or {}).get("level") for item in items}
     return {example: level for example, level in levels.items() if type(level) is int}
 

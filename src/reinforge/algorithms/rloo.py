@@ -37,7 +37,6 @@ class RLOO(PolicyGradient):
     config_type = RLOOConfig
 
     def build_loss(self) -> LossSpec:
-        """Returns the clipped policy-gradient loss, without the KL."""
         spec = super().build_loss()
         return LossSpec(spec.name, {**spec.params, "kl_coef": 0.0})
 

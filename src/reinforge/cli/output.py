@@ -35,7 +35,6 @@ def say_json(value: Any, indent: int | None = None) -> None:
 
 
 def without_secrets(value: Any) -> Any:
-    """Returns plain data with every text redacted."""
     if isinstance(value, str):
         return redact_secrets(value)
     if isinstance(value, dict):

@@ -75,7 +75,6 @@ _TYPE_NAMES = {
 
 
 def _format_kind(field: FieldInfo) -> str:
-    """Returns a field's type and bounds in words."""
     bounds = [
         f"{sign} {getattr(constraint, name):g}"
         for constraint in field.metadata

@@ -187,7 +187,6 @@ class Setting:
 
 
 def list_settings(loaded: LoadedConfig) -> list[Setting]:
-    """Returns every value of a configuration with its origin, section by section."""
     data = yaml.safe_load(dump_config(loaded))
     return [Setting(format_path(path), value, _find_origin(loaded, path)) for path, value in iterate_leaves(data)]
 

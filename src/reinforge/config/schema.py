@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,6 +19,7 @@ from reinforge.config.finetuning_blocks import (
     TranscriptsConfig,
 )
 from reinforge.config.policy import BatchConfig, OptimizerConfig, PolicyConfig, ScheduleConfig
+from reinforge.errors import ConfigError, Problem
 from reinforge.registry import TypedConfig
 
 PARTIAL = "partial"
@@ -116,6 +118,14 @@ class EnvironmentConfig(TypedConfig):
     def find_interpreter(self, project_root: Path) -> str:
         """Returns the Python that runs its processes; a `ConfigError` if it is not there."""
         return sys.executable
+
+    @classmethod
+    def find_package(cls, name: str, called: str = "") -> Path:
+        """Returns the folder of the package that it needs, without importing it; a `ConfigError` if it is missing."""
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ConfigError(Problem("_type", f"the package {called or name} is not installed", cls.install))
+        return Path(spec.origin).parent
 
     @classmethod
     def list_names(cls) -> list[str]:

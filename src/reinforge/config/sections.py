@@ -69,8 +69,7 @@ def find_component(document: Document, path: KeyPath, registry: Registry) -> tup
     return (), None
 
 
-LOGS = "logs"
-"""The reference of a verdict that are the replies recorded in the rows."""
+LOGS = "logs"  # the reference of a verdict that are the replies recorded in the rows
 EVALUATORS: KeyPath = ("eval", "evaluators")
 GATE_REFERENCE: KeyPath = ("finetuning", "gate", "reference")
 GUARDS: KeyPath = ("finetuning", "gate", "guard_metrics")

@@ -122,7 +122,6 @@ def _read_format(fields: Fields | None, name: str) -> dict[str, Any] | None:
 
 
 def read_messages(fields: Fields) -> list[Message]:
-    """Returns the system prompt and all messages."""
     messages: list[Message] = []
     if fields.value.get("system"):
         messages.append({"role": "system", "content": _read_text(fields, "system")})

@@ -173,7 +173,6 @@ def _read_thinking(config: Fields) -> dict[str, Any]:
 
 
 def read_messages(fields: Fields) -> list[Message]:
-    """Returns the system prompt and all messages."""
     messages, waiting = list[Message](), list[tuple[str, str]]()
     if (system := fields.value.get("systemInstruction")) is not None:
         if isinstance(system, str):

@@ -53,7 +53,6 @@ class TrainingState:
 
 @contextmanager
 def hide_progress_bars() -> Iterator[None]:
-    """Disables the progress bars of transformers."""
     were_enabled = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -97,7 +96,6 @@ def write(
 
 @torch.no_grad()
 def load_weights(folder: Path, model: CausalModel) -> None:
-    """Copies a folder's weights into the model, in place."""
     if model.has_adapters:
         _load_adapters(folder, model)
         return
@@ -168,7 +166,6 @@ LORA_PARTS = (".lora_", ".modules_to_save.")
 
 
 def write_base_model(folder: Path, model: CausalModel, tokenizer: Any) -> None:
-    """Writes the model without its adapters, and its tokenizer, to a new folder."""
     weights = find_base_weights(model)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     with storage_boundary(folder, num_bytes), hide_progress_bars():

@@ -7,7 +7,6 @@ the checker asks that table only whether function names have `_` for `.`, as the
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import sys
 import types
@@ -42,7 +41,7 @@ class BfclConfig(EnvironmentConfig, name="bfcl"):
 
     @classmethod
     def list_names(cls) -> list[str]:
-        find_package()
+        cls.find_package(PACKAGE, "bfcl-eval")
         return [*CHECKED, *NO_CALL]
 
     name: str = Field(description="A category, or several joined by +.")
@@ -58,7 +57,7 @@ class FunctionCalls(EnvironmentSource):
     """Rows such as `{"id": "simple_python_1", "question": ..., "answer": [...], "task": "simple_python", ...}`."""
 
     def __init__(self, config: BfclConfig):
-        self.config, self.folder = config, find_package() / "data"
+        self.config, self.folder = config, config.find_package(PACKAGE, "bfcl-eval") / "data"
         self.names = config.name.split("+")
         known = (*CHECKED, *NO_CALL)
         for name in self.names:
@@ -192,14 +191,6 @@ def load_checker() -> Callable[[Any, Calls, Any, str], dict[str, Any]]:
     )
 
 
-def find_package() -> Path:
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ConfigError(Problem("_type", "the package bfcl-eval is not installed", BfclConfig.install))
-    return Path(spec.origin).parent
-
-
 def _read_rows(path: Path) -> dict[str, Any]:
-    """Returns the rows of a file of the package by their ids."""
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return {row["id"]: row for row in rows}

@@ -7,7 +7,6 @@ FrozenLake, Taxi, Blackjack and CliffWalking have texts here; any other environm
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 from collections.abc import AsyncIterator, Callable
 from numbers import Real
@@ -165,6 +164,5 @@ class GymnasiumGame(Environment):
 
 
 def _import_gymnasium() -> Any:
-    if importlib.util.find_spec("gymnasium") is None:
-        raise ConfigError(Problem("_type", "the package gymnasium is not installed", GymnasiumConfig.install))
+    GymnasiumConfig.find_package("gymnasium")
     return importlib.import_module("gymnasium")

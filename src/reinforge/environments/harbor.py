@@ -77,7 +77,6 @@ class HarborConfig(EnvironmentConfig, name="harbor"):
 
     @classmethod
     def build_sections(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Returns what a configuration with these settings has where it leaves sections out."""
         sections: dict[str, Any] = {"finetuning": {"limits": {"episode_timeout_s": EPISODE_S}}}
         if settings.get("agent") or settings.get("command"):
             defaults = {name: field.default for name, field in cls.model_fields.items()}
@@ -205,7 +204,6 @@ class HarborTask(Environment):
         return StepResult(reward=report.pop("reward"), done=True, info=report)
 
     async def _run(self, call: ToolUse) -> str:
-        """Runs a command, and returns what it wrote and how it ended."""
         if call.name != "bash" or not isinstance(command := call.arguments.get("command"), str) or "\0" in command:
             return 'error: call bash with {"command": "..."}'
         limit_s, started = min(self.source.config.command_timeout_s, max(self.left_s, 0.0)), time.monotonic()

@@ -77,7 +77,6 @@ class OpenEnvConfig(EnvironmentConfig, name="openenv"):
 
     @classmethod
     def build_sections(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Returns sections of a configuration that has these settings, as far as it leaves them out."""
         given = {name: field.default for name, field in cls.model_fields.items()} | settings
         num_servers = 1 if given["url"] else given["num_workers"]
         return {"eval": {"general": {"max_concurrency": given["sessions"] * num_servers}}}

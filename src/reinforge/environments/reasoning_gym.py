@@ -7,7 +7,6 @@ of a dataset that is named is imported.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 import re
 import sys
@@ -257,7 +256,4 @@ def find_datasets() -> dict[str, str]:
 def _find_package() -> Path:
     if PACKAGE in sys.modules:
         return Path(sys.modules[PACKAGE].__path__[0])
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ConfigError(Problem("_type", "the package reasoning-gym is not installed", ReasoningGymConfig.install))
-    return Path(spec.origin).parent
+    return ReasoningGymConfig.find_package(PACKAGE, "reasoning-gym")

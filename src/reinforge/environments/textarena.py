@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import importlib.util
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -44,7 +43,9 @@ class TextArenaConfig(GamesConfig, name="textarena"):
 
     @classmethod
     def list_names(cls) -> list[str]:
-        names: list[str] = NAME.findall((_find_package() / "envs" / "__init__.py").read_text(encoding="utf-8"))
+        names: list[str] = NAME.findall(
+            (cls.find_package(PACKAGE) / "envs" / "__init__.py").read_text(encoding="utf-8")
+        )
         return sorted(names)
 
     opponent: str = Field(
@@ -61,7 +62,7 @@ class TextArenaConfig(GamesConfig, name="textarena"):
 class TextArena(EnvironmentSource):
     def __init__(self, config: TextArenaConfig):
         self.config = config
-        _find_package()
+        config.find_package(PACKAGE)
         _refuse_downloads()
         textarena: Any = importlib.import_module(PACKAGE)
         known = textarena.envs.registration.ENV_REGISTRY
@@ -185,13 +186,6 @@ class TextArenaGame(Environment):
             random.setstate(outside)
         state = tried.state
         return not getattr(state, "error_count", 0) and not state.game_info[player].get("invalid_move")
-
-
-def _find_package() -> Path:
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ConfigError(Problem("_type", "the package textarena is not installed", TextArenaConfig.install))
-    return Path(spec.origin).parent
 
 
 def _refuse_downloads() -> None:

@@ -71,7 +71,6 @@ class VerifiersConfig(EnvironmentConfig, name="verifiers"):
 
     @classmethod
     def build_sections(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Returns sections of a configuration that has these settings, as far as it leaves them out."""
         limits = {"episode_timeout_s": settings.get("step_timeout_s", cls.model_fields["step_timeout_s"].default)}
         return {"workflow": {"_type": PACKAGE}, "finetuning": {"limits": limits}}
 

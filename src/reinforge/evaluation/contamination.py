@@ -135,8 +135,6 @@ def measure_similarity(one: Runs, other: Runs) -> float:
 
 @dataclass(frozen=True)
 class Repetition:
-    """A held-out example, and the most similar training example."""
-
     id: str
     split: str
     train_id: str

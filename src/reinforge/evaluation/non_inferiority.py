@@ -34,10 +34,8 @@ from reinforge.types.evaluation import EvalInputItem, count_examples
 
 NonInferiorityOutcome = Literal["not worse", "worse", "not decided"]
 
-POWER = 0.8
-"""Probability with which the examples that are asked for decide, if the difference is the measured one."""
-MIN_OF_SLICE = 10
-"""Slices with fewer examples are left out."""
+POWER = 0.8  # probability with which the examples that are asked for decide, if the difference is the measured one
+MIN_OF_SLICE = 10  # slices with fewer examples are left out
 DAY_KEYS = ("day", "date", "timestamp", "created_at", "time")
 
 

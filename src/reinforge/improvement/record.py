@@ -102,7 +102,6 @@ class Trial:
 
     @property
     def resume_cost(self) -> float:
-        """What loading the model takes."""
         return max(0.0, self.start_cost - self.prompt_cost - self.select_cost)
 
     def has_used_share(self, *, is_running: bool = True) -> bool:

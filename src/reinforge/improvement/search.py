@@ -156,7 +156,6 @@ class Search:
             record.trials[1:] = sorted(record.trials[1:], key=lambda trial: places.get(trial.recipe.name, last))
 
     def _plan(self) -> None:
-        """Decides how many trials the budget allows."""
         record, first, open_trials = self.record, self.record.trials[0], self.record.open_trials
         count, shown = len(open_trials), record.budget.format
         if first.epochs:

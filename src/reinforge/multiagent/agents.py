@@ -56,7 +56,6 @@ class PureTextWholeAgent:
         return Problem(path, message, f"use one of: {', '.join(known)}")
 
     def render_prompt(self, dialogue: Dialogue) -> str:
-        """Returns the agent's role prompt for one episode."""
         stance, max_words = dialogue.stances.get(self.name, ""), self.parameters.max_response_words
         values = {**dialogue.problem.row, "stance": stance, "max_response_words": max_words}
         try:

@@ -71,8 +71,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A dialogue so far."""
-
     problem: DialogueProblem
     stances: Mapping[str, Decision] = field(default_factory=dict)  # the decision that each prover argues for
     messages: tuple[Message, ...] = ()  # by round, and by speaker within a round

@@ -45,8 +45,6 @@ from reinforge.types.steps import (
 
 
 class ComponentRef(str):
-    """A name of another component in a configuration class."""
-
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
@@ -254,7 +252,6 @@ class Context:
 
     @staticmethod
     def get() -> Context:
-        """Returns the context of the running episode."""
         get_episode()
         return Context()
 

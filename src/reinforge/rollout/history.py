@@ -92,11 +92,9 @@ def _says_the_same(one: Message, other: Message) -> bool:
     return is_reply and all((one.get(key) or None) == (other.get(key) or None) for key in ("content", "tool_calls"))
 
 
-OwnCalls = dict[Hashable, list[Message]]
-"""The replies of an episode that call tools, by the ids of their calls."""
+OwnCalls = dict[Hashable, list[Message]]  # the replies of an episode that call tools, by the ids of their calls
 
-MAX_CONVERSATIONS = 8
-"""Latest conversations of an episode with which a request is compared."""
+MAX_CONVERSATIONS = 8  # latest conversations of an episode with which a request is compared
 
 
 @dataclass(slots=True)
@@ -120,8 +118,7 @@ class CallMessages:
     prompt: Sequence[int] = ()
 
 
-NOTHING = CallMessages(is_policy=False, sent=[], kept=[], tools=None)
-"""What a first call continues."""
+NOTHING = CallMessages(is_policy=False, sent=[], kept=[], tools=None)  # what a first call continues
 
 
 @dataclass(slots=True)

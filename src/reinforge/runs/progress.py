@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from reinforge.evaluation.statistics import format_interval
 from reinforge.registry import load_named
@@ -36,8 +36,8 @@ LIVE_LINE = "reinforge.runs.live_line:open_live_line"
 BAR = 20  # characters of a bar in a line of text
 
 
-class RunProgress(Protocol):
-    """Receives the events of a run; every call must return at once and may not raise."""
+class RunProgress:
+    """Receives the events of a run; calls must return at once and may not raise. Those not overridden do nothing."""
 
     def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
         """Called once, with the run's name, its folder and the settings that took effect."""
@@ -67,18 +67,51 @@ class RunProgress(Protocol):
         """Called when the run is over; may be called twice."""
 
 
-class SilentProgress:
+class SilentProgress(RunProgress):
     """Shows nothing."""
 
-    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None: ...
-    def plan(self, size: RunSize, predicted: Mapping[str, float]) -> None: ...
-    def stage(self, epoch: int | None, stage: str, total: int | None) -> None: ...
-    def advance(self, share: float) -> None: ...
-    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None: ...
-    def epoch_done(self, metrics: EpochMetrics) -> None: ...
-    def validation(self, row: ValidationRow) -> None: ...
-    def note(self, text: str) -> None: ...
-    def close(self) -> None: ...
+
+class SharedProgress(RunProgress):
+    """Passes the events of a run on to several displays."""
+
+    def __init__(self, *displays: RunProgress):
+        self._displays = displays
+
+    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
+        for display in self._displays:
+            display.start(run_id, folder, num_epochs, settings)
+
+    def plan(self, size: RunSize, predicted: Mapping[str, float]) -> None:
+        for display in self._displays:
+            display.plan(size, predicted)
+
+    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
+        for display in self._displays:
+            display.stage(epoch, stage, total)
+
+    def advance(self, share: float) -> None:
+        for display in self._displays:
+            display.advance(share)
+
+    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
+        for display in self._displays:
+            display.episode(outcome, reward, num_tokens)
+
+    def epoch_done(self, metrics: EpochMetrics) -> None:
+        for display in self._displays:
+            display.epoch_done(metrics)
+
+    def validation(self, row: ValidationRow) -> None:
+        for display in self._displays:
+            display.validation(row)
+
+    def note(self, text: str) -> None:
+        for display in self._displays:
+            display.note(text)
+
+    def close(self) -> None:
+        for display in self._displays:
+            display.close()
 
 
 @dataclass

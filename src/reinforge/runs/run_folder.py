@@ -58,7 +58,6 @@ class RunRecord:
         return None if last == BASELINE and self.facts.get("status") == COMPLETED else last + 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the record, ready for JSON."""
         return {
             "facts": self.facts,
             "sessions": [asdict(row) for row in self.sessions],

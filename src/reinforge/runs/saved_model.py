@@ -20,8 +20,6 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """A model that can be loaded."""
-
     path: str  # folder, GGUF file, hub id, `pip:NAME` or `bundled:NAME`
     description: str = ""  # which of a run's models it is; empty for any other model
     adapters: tuple[str, ...] = ()  # of several adapters or models used together, each in a subfolder of `path`

@@ -10,15 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from reinforge.errors import describe_error
 from reinforge.interfaces import Tracker
-from reinforge.runs.forecast import RunSize
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.progress import RunProgress
+from reinforge.runs.progress import RunProgress, SharedProgress
 from reinforge.runs.rows import BASELINE, EpochMetrics, ValidationRow
 from reinforge.runs.summary import STAGE_NAMES, RunSummary
 from reinforge.types.tracking import MetricPoint, TrackedRun
@@ -29,7 +27,7 @@ FINISH_S, STOP_S = 30.0, 4.0
 VALIDATIONS = ("BASELINE", "VALIDATE")
 
 
-class TrackedProgress:
+class TrackedProgress(SharedProgress):
     """Shows a run on its display and sends its metrics to trackers; the journal keeps what was sent."""
 
     def __init__(
@@ -40,7 +38,8 @@ class TrackedProgress:
         journal: RunJournal,
         clock: Callable[[], float] = time.time,
     ):
-        self.display, self._clock = display, clock
+        super().__init__(display)
+        self._clock = clock
         self._steps, self._times = StepCount(), dict[str, float]()
         self._stage, self._stage_since_s = "", clock()
         sent = read_sent(journal)
@@ -57,39 +56,24 @@ class TrackedProgress:
         for validation in validations:
             self._send_validation(validation)
 
-    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        self.display.start(run_id, folder, num_epochs, settings)
-
-    def plan(self, size: RunSize, predicted: Mapping[str, float]) -> None:
-        self.display.plan(size, predicted)
-
     def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
         self._end_stage()
         self._stage = stage
-        self.display.stage(epoch, stage, total)
+        super().stage(epoch, stage, total)
         self._report_failures()
 
-    def advance(self, share: float) -> None:
-        self.display.advance(share)
-
-    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        self.display.episode(outcome, reward, num_tokens)
-
     def epoch_done(self, metrics: EpochMetrics) -> None:
-        self.display.epoch_done(metrics)
+        super().epoch_done(metrics)
         self._end_stage()
         times = {stage: seconds for stage, seconds in self._times.items() if stage not in VALIDATIONS}
         self._send_epoch(metrics, name_times(times))
         self._times.clear()
 
     def validation(self, row: ValidationRow) -> None:
-        self.display.validation(row)
+        super().validation(row)
         self._end_stage()
         times = {stage: self._times.pop(stage) for stage in VALIDATIONS if stage in self._times}
         self._send_validation(row, name_times(times))
-
-    def note(self, text: str) -> None:
-        self.display.note(text)
 
     def finish(self, summary: RunSummary) -> None:
         """Sends the verdict and closes the run at every tracker; says what could not be sent."""
@@ -104,10 +88,7 @@ class TrackedProgress:
             self._report_failures()
             if not is_done:
                 late = f"tracker {sender.name}: not everything was sent within {timeout_s:g} s"
-                self.display.note(f"{late}; the run folder has every metric")
-
-    def close(self) -> None:
-        self.display.close()
+                self.note(f"{late}; the run folder has every metric")
 
     def _end_stage(self) -> None:
         now = self._clock()
@@ -132,7 +113,7 @@ class TrackedProgress:
             failure = sender.take_failure()
             if failure is not None:
                 text = f"tracker {sender.name}: {failure}; training continues, and the run folder has every metric"
-                self.display.note(text)
+                self.note(text)
 
 
 def read_sent(journal: JournalReader) -> dict[str, dict[str, int]]:

@@ -103,7 +103,6 @@ class RoutedPolicy(DescribedPolicy):
         return self.note_version(reply)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        """Returns log p of each token given the tokens before it, at temperature 1."""
         rows: list[FloatArray] = await self._group.ask(
             "score", lambda actor: actor.score_tokens.remote(self.name, token_ids)
         )

@@ -14,19 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from reinforge.traces.entries import (
-    UNREADABLE,
-    ComparedReplies,
-    Entry,
-    Exchange,
-    ExportFormat,
-    Level,
-    LooseMessage,
-    Rating,
-    Record,
-    UnreadableRecordError,
-    is_sortable,
-)
+from reinforge.traces import entries
 from reinforge.traces.messages import add_system, parse_json, read_message, read_messages, read_reply, read_tools
 from reinforge.traces.ratings import REWARD_NAMES, THUMB_NAMES, normalize_name, read_value
 
@@ -53,7 +41,7 @@ _NAMED_BY_ROLE = ("assistant", "assistant_message", "bot")
 """Completions beside which a column `user` is what the user wrote; beside others it is who the user is."""
 
 
-class ChatLogs(ExportFormat):
+class ChatLogs(entries.ExportFormat):
     """Reads plain chat logs.
 
     Args:
@@ -67,7 +55,7 @@ class ChatLogs(ExportFormat):
         self._columns, self._ratings = dict(columns or {}), {normalize_name(name) for name in ratings}
         self._fields: dict[tuple[str, ...], dict[str, str]] = {}
 
-    def matches(self, record: Record) -> bool:
+    def matches(self, record: entries.Record) -> bool:
         """Returns True if some columns hold messages, a prompt and a reply or a rating, or a rating and its target."""
         fields = self._find_fields(record, with_empty=True)
         is_message = "role" in fields and "content" in fields
@@ -75,7 +63,7 @@ class ChatLogs(ExportFormat):
         is_pair = "prompt" in fields and ("completion" in fields or {"chosen", "rejected"} <= set(record) or is_rated)
         return "messages" in fields or is_message or is_pair or "chosen" in record or self._is_rating(record, fields)
 
-    def read(self, part: Record) -> Iterator[Entry]:
+    def read(self, part: entries.Record) -> Iterator[entries.Entry]:
         fields = self._find_fields(part)
         if self._is_rating(part, fields):
             yield from self._read_ratings(part, fields)
@@ -92,12 +80,14 @@ class ChatLogs(ExportFormat):
             yield from loose
             if ratings:
                 names = ", ".join(rating.name for rating in ratings)
-                raise UnreadableRecordError(f"{names} of the whole record is left out, since single messages are rated")
+                raise entries.UnreadableRecordError(
+                    f"{names} of the whole record is left out, since single messages are rated"
+                )
             return
         yield exchange
         yield from ratings
 
-    def _find_fields(self, record: Record, *, with_empty: bool = False) -> dict[str, str]:
+    def _find_fields(self, record: entries.Record, *, with_empty: bool = False) -> dict[str, str]:
         names = tuple(name for name in record if with_empty or record[name] not in (None, "", []))
         if (found := self._fields.get(names)) is None:
             by_name = {normalize_name(str(name)): name for name in reversed(names)}
@@ -126,7 +116,7 @@ class ChatLogs(ExportFormat):
             if (column := next((by_name[name] for name in later if name in by_name), None)) is not None:
                 found["prompt"] = column
 
-    def _is_rating(self, record: Record, fields: Mapping[str, str]) -> bool:
+    def _is_rating(self, record: entries.Record, fields: Mapping[str, str]) -> bool:
         has_text = any(kind in fields for kind in ("messages", "content", "prompt", "completion")) or "chosen" in record
         return not has_text and ("id" in fields or "conversation" in fields) and any(map(self._is_rating_name, record))
 
@@ -134,19 +124,19 @@ class ChatLogs(ExportFormat):
         name = normalize_name(str(column))
         return name in THUMB_NAMES or name in REWARD_NAMES or name in self._ratings
 
-    def _list_ratings(self, record: Record) -> Iterator[Rating]:
+    def _list_ratings(self, record: entries.Record) -> Iterator[entries.Rating]:
         for column, cell in record.items():
             if self._is_rating_name(column) and cell not in (None, ""):
-                yield Rating(str(column), read_value(cell))
+                yield entries.Rating(str(column), read_value(cell))
 
-    def _read_ratings(self, record: Record, fields: Mapping[str, str]) -> Iterator[Rating]:
-        level: Level = "any" if "id" in fields else "conversation"
+    def _read_ratings(self, record: entries.Record, fields: Mapping[str, str]) -> Iterator[entries.Rating]:
+        level: entries.Level = "any" if "id" in fields else "conversation"
         target = str(record[fields["id" if "id" in fields else "conversation"]])
         yield from (replace(rating, level=level, target=target) for rating in self._list_ratings(record))
 
     def _list_rated_messages(
-        self, record: Record, fields: Mapping[str, str], exchange: Exchange
-    ) -> Iterator[LooseMessage]:
+        self, record: entries.Record, fields: Mapping[str, str], exchange: entries.Exchange
+    ) -> Iterator[entries.LooseMessage]:
         raw = parse_json(record[fields["messages"]]) if "messages" in fields else None
         raw = raw.get("messages") if isinstance(raw, Mapping) else raw
         raw = raw if isinstance(raw, list) else []
@@ -159,11 +149,11 @@ class ChatLogs(ExportFormat):
         ratings = [()] * first + ratings + [()] * (len(exchange.messages) - first - len(ratings))
         for number, (message, found) in enumerate(zip(exchange.messages, ratings, strict=True)):
             start, group = f"{number:06}", exchange.conversation or exchange.id
-            yield LooseMessage(
+            yield entries.LooseMessage(
                 group, message, start, conversation=group, tools=exchange.tools, ratings=found, is_whole=True
             )
 
-    def _read_exchange(self, record: Record, fields: Mapping[str, str]) -> Exchange:
+    def _read_exchange(self, record: entries.Record, fields: Mapping[str, str]) -> entries.Exchange:
         names = {"id": "id", "conversation": "conversation", "start": "time"}
         place: dict[str, Any] = {name: str(_get_cell(record, fields, kind, "")) for name, kind in names.items()}
         if fields.get("conversation") == fields.get("messages"):
@@ -177,37 +167,37 @@ class ChatLogs(ExportFormat):
             fix = f"name its column with --column {missing[0]}"
             if rated and missing == ["completion"]:
                 fix += ", or, if no replies were kept, train on this file itself: its prompts, with a reward or a judge"
-            raise UnreadableRecordError(f"{what} (the record has {', '.join(map(str, record))}); {fix}")
+            raise entries.UnreadableRecordError(f"{what} (the record has {', '.join(map(str, record))}); {fix}")
         messages = read_messages(record[fields["messages" if is_chat else "prompt"]])
         messages = add_system(messages, _get_cell(record, fields, "system"))
         if is_chat and ("completion" not in fields or not messages or messages[-1]["role"] == "assistant"):
-            return Exchange(messages=messages, **place)
+            return entries.Exchange(messages=messages, **place)
         instruction = next((record[name] for name in record if normalize_name(str(name)) == "instruction"), None)
         is_alpaca = not is_chat and normalize_name(fields["prompt"]) == "input"
         if is_alpaca and isinstance(instruction, str) and instruction:
             asked = f"{instruction}\n\n{messages[-1]['content']}"
             messages = [*messages[:-1], {"role": "user", "content": asked}]
-        return Exchange.of_call(messages, read_reply(record[fields["completion"]]), **place)
+        return entries.Exchange.of_call(messages, read_reply(record[fields["completion"]]), **place)
 
     def _read_message(
-        self, record: Record, fields: Mapping[str, str], ratings: tuple[Rating, ...]
-    ) -> Iterator[LooseMessage]:
+        self, record: entries.Record, fields: Mapping[str, str], ratings: tuple[entries.Rating, ...]
+    ) -> Iterator[entries.LooseMessage]:
         """Yields the message of a record; one that cannot be read leaves a hole, at which its conversation ends."""
         if "conversation" not in fields:
-            raise UnreadableRecordError("a message without the id of its conversation")
+            raise entries.UnreadableRecordError("a message without the id of its conversation")
         group = str(record[fields["conversation"]])
         start = str(_get_cell(record, fields, "time", ""))
-        start = start if is_sortable(start) else ""  # such as 1/2/2026 9:05; the order of the file counts
+        start = start if entries.is_sortable(start) else ""  # such as 1/2/2026 9:05; the order of the file counts
         content = _get_cell(record, fields, "content")
         try:
             messages = read_message({**record, "role": record[fields["role"]], "content": content})
-        except UnreadableRecordError as error:
-            yield LooseMessage(group, {"role": UNREADABLE}, start, conversation=group)
-            raise UnreadableRecordError(f"{error}; its conversation ends before this message") from None
+        except entries.UnreadableRecordError as error:
+            yield entries.LooseMessage(group, {"role": entries.UNREADABLE}, start, conversation=group)
+            raise entries.UnreadableRecordError(f"{error}; its conversation ends before this message") from None
         for message in messages:
-            yield LooseMessage(group, message, start, conversation=group, ratings=ratings)
+            yield entries.LooseMessage(group, message, start, conversation=group, ratings=ratings)
 
-    def _read_compared(self, record: Record, fields: Mapping[str, str]) -> ComparedReplies:
+    def _read_compared(self, record: entries.Record, fields: Mapping[str, str]) -> entries.ComparedReplies:
         given = (record[fields[kind]] for kind in ("prompt", "messages") if kind in fields)
         prompt = next((found for each in given if (found := read_messages(each))), [])
         both = [self._read_side(record[name], prompt) for name in ("chosen", "rejected")]
@@ -215,10 +205,10 @@ class ChatLogs(ExportFormat):
             shared = next((n for n, (a, b) in enumerate(zip(*both, strict=False)) if a != b), min(map(len, both)))
             prompt, both = both[0][:shared], [each[shared:] for each in both]
         if not prompt or not all(both):
-            raise UnreadableRecordError("chosen and rejected do not answer the same prompt")
+            raise entries.UnreadableRecordError("chosen and rejected do not answer the same prompt")
         id_, conversation = (str(_get_cell(record, fields, kind, "")) for kind in ("id", "conversation"))
         tools = read_tools(_get_cell(record, fields, "tools"))
-        return ComparedReplies(id_, prompt, both[0], both[1], conversation or id_, tools)
+        return entries.ComparedReplies(id_, prompt, both[0], both[1], conversation or id_, tools)
 
     def _read_side(self, value: Any, prompt: list[Any]) -> list[Any]:
         value = parse_json(value)
@@ -228,5 +218,5 @@ class ChatLogs(ExportFormat):
         return messages[len(prompt) :] if prompt and messages[: len(prompt)] == prompt else messages
 
 
-def _get_cell(record: Record, fields: Mapping[str, str], kind: str, default: Any = None) -> Any:
+def _get_cell(record: entries.Record, fields: Mapping[str, str], kind: str, default: Any = None) -> Any:
     return record[fields[kind]] if kind in fields else default

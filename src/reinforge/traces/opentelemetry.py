@@ -15,19 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reinforge.traces.entries import (
-    Entry,
-    Exchange,
-    ExportFormat,
-    IgnoredRecordError,
-    LooseMessage,
-    MissingContent,
-    Rating,
-    Record,
-    UnreadableRecordError,
-    get_text,
-    list_mappings,
-)
+from reinforge.traces import entries
 from reinforge.traces.messages import parse_json, read_message, read_messages, read_reply, read_tools
 from reinforge.traces.ratings import read_first_value
 from reinforge.types.request import Message
@@ -65,38 +53,38 @@ def decode_value(value: Any) -> Any:
 def decode_attributes(attributes: Any) -> dict[str, Any]:
     if isinstance(attributes, Mapping):
         return {str(key): decode_value(value) for key, value in attributes.items()}
-    return {str(each.get("key")): decode_value(each.get("value")) for each in list_mappings(attributes)}
+    return {str(each.get("key")): decode_value(each.get("value")) for each in entries.list_mappings(attributes)}
 
 
-class OpenTelemetry(ExportFormat):
+class OpenTelemetry(entries.ExportFormat):
     name = "opentelemetry"
 
-    def matches(self, record: Record) -> bool:
+    def matches(self, record: entries.Record) -> bool:
         if any(key in record for key in BATCHES):
             return True
         context = record.get("context")
         is_span = "spanId" in record or "span_id" in record or (isinstance(context, Mapping) and "span_id" in context)
         return is_span and ("attributes" in record or "events" in record or "body" in record)
 
-    def split(self, record: Record) -> Iterator[Record]:
-        resources = [each for name in BATCHES for each in list_mappings(record.get(name))]
+    def split(self, record: entries.Record) -> Iterator[entries.Record]:
+        resources = [each for name in BATCHES for each in entries.list_mappings(record.get(name))]
         if not resources:
             yield record
         for resource in resources:
             names = ("scopeSpans", "scope_spans", "instrumentationLibrarySpans", "scopeLogs", "scope_logs")
-            for scope in (scope for name in names for scope in list_mappings(resource.get(name))):
+            for scope in (scope for name in names for scope in entries.list_mappings(resource.get(name))):
                 for name in ("spans", "logRecords", "log_records"):
-                    yield from list_mappings(scope.get(name))
+                    yield from entries.list_mappings(scope.get(name))
 
-    def read(self, part: Record) -> Iterator[Entry]:
+    def read(self, part: entries.Record) -> Iterator[entries.Entry]:
         attributes = decode_attributes(part.get("attributes"))
         given = part.get("context")
         context = given if isinstance(given, Mapping) else part
-        span = get_text(context, "spanId", "span_id")
+        span = entries.get_text(context, "spanId", "span_id")
         place = {
-            "trace": get_text(context, "traceId", "trace_id"),
-            "start": get_text(part, "startTimeUnixNano", "start_time", "timeUnixNano"),
-            "conversation": get_text(attributes, "gen_ai.conversation.id", "session.id", "thread.id"),
+            "trace": entries.get_text(context, "traceId", "trace_id"),
+            "start": entries.get_text(part, "startTimeUnixNano", "start_time", "timeUnixNano"),
+            "conversation": entries.get_text(attributes, "gen_ai.conversation.id", "session.id", "thread.id"),
         }
         event = part.get("eventName") or part.get("event_name") or attributes.get("event.name")
         if event and event != DETAILS:
@@ -104,7 +92,7 @@ class OpenTelemetry(ExportFormat):
             return
         events = [
             (str(each.get("name")), decode_attributes(each.get("attributes")))
-            for each in list_mappings(part.get("events"))
+            for each in entries.list_mappings(part.get("events"))
         ]
         for name, found in events:
             if name == EVALUATION:
@@ -116,29 +104,31 @@ Events = list[tuple[str, dict[str, Any]]]
 Place = Mapping[str, Any]  # trace, start and conversation of a span
 
 
-def _first(attributes: Record, *names: str) -> Any:
+def _first(attributes: entries.Record, *names: str) -> Any:
     return next((attributes[name] for name in names if attributes.get(name)), None)
 
 
-def _read_span(attributes: Record, events: Events, span: str, place: Place) -> Exchange | MissingContent:
-    operation = get_text(attributes, "gen_ai.operation.name")
+def _read_span(
+    attributes: entries.Record, events: Events, span: str, place: Place
+) -> entries.Exchange | entries.MissingContent:
+    operation = entries.get_text(attributes, "gen_ai.operation.name")
     if operation in _OTHER_OPERATIONS:
-        raise IgnoredRecordError(f"spans of the operation {operation}")
+        raise entries.IgnoredRecordError(f"spans of the operation {operation}")
     if not any(key.startswith(("gen_ai.", "llm.")) for key in attributes):
-        raise IgnoredRecordError("spans that are not model calls")
+        raise entries.IgnoredRecordError("spans that are not model calls")
     if attributes.get("error.type"):
-        raise IgnoredRecordError("spans of model calls that failed")
+        raise entries.IgnoredRecordError("spans of model calls that failed")
     prompt, reply = _read_attributes(attributes) or _read_indexed(attributes) or _read_events(events) or ([], None)
     if not prompt or reply is None:
         if operation or prompt:
             what = "let the instrumentation capture message content, and export its log events too"
-            return MissingContent(span, f"a span of a model call has no messages or no reply; {what}")
-        raise IgnoredRecordError("spans that are not model calls")
+            return entries.MissingContent(span, f"a span of a model call has no messages or no reply; {what}")
+        raise entries.IgnoredRecordError("spans that are not model calls")
     tools = read_tools(_first(attributes, "gen_ai.tool.definitions", "gen_ai.request.tools"))
-    return Exchange.of_call(prompt, reply, id=span, tools=tools or _read_indexed_tools(attributes), **place)
+    return entries.Exchange.of_call(prompt, reply, id=span, tools=tools or _read_indexed_tools(attributes), **place)
 
 
-def _read_attributes(attributes: Record) -> tuple[list[Message], Message | None] | None:
+def _read_attributes(attributes: entries.Record) -> tuple[list[Message], Message | None] | None:
     given = _first(attributes, "gen_ai.input.messages", "gen_ai.prompt", "llm.prompts")
     output = _first(attributes, "gen_ai.output.messages", "gen_ai.completion", "llm.completions")
     if given is None:
@@ -163,20 +153,20 @@ def _read_events(events: Events) -> tuple[list[Message], Message | None] | None:
     return (prompt, reply) if prompt else None
 
 
-def _as_message(body: Record, role: str) -> dict[str, Any]:
+def _as_message(body: entries.Record, role: str) -> dict[str, Any]:
     return {"role": role} | {
         key.removeprefix("gen_ai.event."): parse_json(value) if key != "content" else value
         for key, value in body.items()
     }
 
 
-def _read_choice(body: Record) -> Message:
+def _read_choice(body: entries.Record) -> Message:
     message = parse_json(body.get("message"))
     found = message if isinstance(message, Mapping) else _as_message(body, "assistant")
     return read_reply({**found, "role": "assistant"})
 
 
-def _read_indexed(attributes: Record) -> tuple[list[Message], Message | None] | None:
+def _read_indexed(attributes: entries.Record) -> tuple[list[Message], Message | None] | None:
     found: dict[str, dict[int, dict[str, Any]]] = {"prompt": defaultdict(dict), "completion": defaultdict(dict)}
     for key, value in attributes.items():
         if (match := _INDEXED.fullmatch(key)) is None:
@@ -199,7 +189,7 @@ def _join_calls(body: dict[str, Any], role: str) -> dict[str, Any]:
     return {"role": role, **body, **({"tool_calls": calls} if calls else {})}
 
 
-def _read_indexed_tools(attributes: Record) -> list[dict[str, Any]] | None:
+def _read_indexed_tools(attributes: entries.Record) -> list[dict[str, Any]] | None:
     tools: dict[int, dict[str, Any]] = defaultdict(dict)
     for key, value in attributes.items():
         if (match := _INDEXED_TOOL.fullmatch(key)) is not None:
@@ -207,23 +197,25 @@ def _read_indexed_tools(attributes: Record) -> list[dict[str, Any]] | None:
     return read_tools([tool for _, tool in sorted(tools.items())])
 
 
-def _read_log_event(event: str, record: Record, attributes: Record, span: str, place: Place) -> Iterator[Entry]:
+def _read_log_event(
+    event: str, record: entries.Record, attributes: entries.Record, span: str, place: Place
+) -> Iterator[entries.Entry]:
     body = decode_value(record.get("body"))
     body = body if isinstance(body, Mapping) else {"content": body} if body else attributes
     if event == EVALUATION:
         yield _read_evaluation({**attributes, **body}, span)
         return
     if event not in EVENT_ROLES and event != CHOICE:
-        raise IgnoredRecordError(f"log events {event}")
+        raise entries.IgnoredRecordError(f"log events {event}")
     if not span:
-        raise UnreadableRecordError(f"the log event {event} names no span")
+        raise entries.UnreadableRecordError(f"the log event {event} names no span")
     is_reply = event == CHOICE
     for message in [_read_choice(body)] if is_reply else read_message(_as_message(body, EVENT_ROLES[event])):
-        yield LooseMessage(span, message, is_reply=is_reply, **place)
+        yield entries.LooseMessage(span, message, is_reply=is_reply, **place)
 
 
-def _read_evaluation(attributes: Record, span: str) -> Rating:
+def _read_evaluation(attributes: entries.Record, span: str) -> entries.Rating:
     scores = (attributes.get(f"gen_ai.evaluation.score.{name}") for name in ("value", "label"))
-    return Rating(
-        get_text(attributes, "gen_ai.evaluation.name") or "evaluation", read_first_value(*scores), "call", span
+    return entries.Rating(
+        entries.get_text(attributes, "gen_ai.evaluation.name") or "evaluation", read_first_value(*scores), "call", span
     )

@@ -36,14 +36,12 @@ from reinforge.traces.report import ImportReport
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 
-QUALITY = "quality"
-"""Name of the evaluator of a user; `AGREEMENT` is that with the recorded reply."""
+QUALITY = "quality"  # name of the evaluator of a user; `AGREEMENT` is that with the recorded reply
 KINDS = ("prompt", "completion")
 BASE = "confirm_base"
 MIN_ROUTED = 30
 MOST_TOKENS, MARGIN_TOKENS = 1024, 16
-NEEDED_ROWS = 40
-"""Below it the held-out rows can decide nothing."""
+NEEDED_ROWS = 40  # below it the held-out rows can decide nothing
 LEAST_CONFIRM, MOST_CONFIRM, DECIDING = 0.25, 0.5, 6.0
 """Shares of the rows for the verdict, and rows times margin with which one or two lost examples still pass."""
 BATCH_SIZE, FULL_STEPS, LORA_STEPS = 16, 400, 60

@@ -289,7 +289,6 @@ def _refuse_base_reference(builder: ComponentBuilder, evaluation: DatasetEvaluat
 
 
 async def load_examples(builder: ComponentBuilder, split: str, limit: int | None) -> list[EvalInputItem]:
-    """Returns the examples of a split, or all of them."""
     dataset, config = builder.config.eval.general.dataset, builder.config.finetuning
     if dataset is None:
         raise ConfigError(

@@ -46,7 +46,6 @@ class RunOptions:
     live: LiveRun = field(default_factory=LiveRun)
 
     def choose_folder(self, config: FinetuneConfig, suffix: str = "") -> Path:
-        """Returns the folder of a new run."""
         if self.run_name is not None:
             check_run_name(self.run_name)
         name = self.run_name or f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"

@@ -7,16 +7,14 @@ import contextlib
 import io
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from reinforge.files import open_private
 from reinforge.rollout.runner import EpisodeRunner
-from reinforge.runs.forecast import RunSize
-from reinforge.runs.progress import PlainProgress, RunProgress
-from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.progress import PlainProgress, RunProgress, SharedProgress
 from reinforge.safe_text import CleanFormatter
 from reinforge.trainer.context import RunContext
 
@@ -39,47 +37,11 @@ class RunLogHandler(RotatingFileHandler):
         """Leaves the message out: a full disk ends the run where its work is written, with the path."""
 
 
-class LoggedProgress:
+class LoggedProgress(SharedProgress):
     """Passes the events of a run to the display and writes its permanent lines to the log."""
 
     def __init__(self, display: RunProgress):
-        self.display = display
-        self._log = PlainProgress(cast(TextIO, _LogStream()))
-
-    def start(self, run_id: str, folder: Path, num_epochs: int, settings: Sequence[tuple[str, str]]) -> None:
-        self.display.start(run_id, folder, num_epochs, settings)
-        self._log.start(run_id, folder, num_epochs, settings)
-
-    def plan(self, size: RunSize, predicted: Mapping[str, float]) -> None:
-        self.display.plan(size, predicted)
-        self._log.plan(size, predicted)
-
-    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
-        self.display.stage(epoch, stage, total)
-        self._log.stage(epoch, stage, total)
-
-    def advance(self, share: float) -> None:
-        self.display.advance(share)
-        self._log.advance(share)
-
-    def episode(self, outcome: str, reward: float | None, num_tokens: int) -> None:
-        self.display.episode(outcome, reward, num_tokens)
-        self._log.episode(outcome, reward, num_tokens)
-
-    def epoch_done(self, metrics: EpochMetrics) -> None:
-        self.display.epoch_done(metrics)
-        self._log.epoch_done(metrics)
-
-    def validation(self, row: ValidationRow) -> None:
-        self.display.validation(row)
-        self._log.validation(row)
-
-    def note(self, text: str) -> None:
-        self.display.note(text)
-        self._log.note(text)
-
-    def close(self) -> None:
-        self.display.close()
+        super().__init__(display, PlainProgress(cast(TextIO, _LogStream())))
 
 
 class _LogStream(io.TextIOBase):

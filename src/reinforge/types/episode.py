@@ -70,8 +70,6 @@ class ModelCall:
 
 @dataclass(slots=True)
 class Mark:
-    """A mark that the agent set during an episode."""
-
     after_call: int  # number of model calls before it
     step_reward: float | None  # reward of the turn before it, or None
     data: Any

@@ -52,7 +52,6 @@ JOB_STATUS: dict[str, TrainingStatusEnum] = {
 
 
 def parse_job_status(status: str) -> TrainingStatusEnum:
-    """Returns the status for what a service calls it."""
     try:
         return JOB_STATUS[status.lower()]
     except KeyError:

@@ -37,12 +37,6 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # further tokens that end the reply, as its last one
     ignore_eos: bool = False  # the tokens that end a reply otherwise do not
 
-    @property
-    def restricts_support(self) -> bool:
-        """True if some tokens cannot be sampled, so that the sampler's log-probs are not those of the full softmax."""
-        filters = self.temperature == 0 or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
-        return filters or any((self.frequency_penalty, self.presence_penalty, *self.logit_bias))
-
 
 class TokenIds(Sequence[int]):
     """The prompt of one call, as the beginning of the tokens that the calls of a conversation share.
@@ -122,8 +116,7 @@ class TokenLogprobs:
         => logprobs (log 0.3,), processed_logprobs (log 0.375,), supports counts [2], token_ids [0, 1]
     """
 
-    prompt_token_ids: Sequence[int]
-    """The whole prompt: a tuple, or `TokenIds`, which equals one."""
+    prompt_token_ids: Sequence[int]  # the whole prompt: a tuple, or `TokenIds`, which equals one
     token_ids: tuple[int, ...]  # the sampled tokens, including the end-of-turn token if it was sampled
     logprobs: tuple[float, ...]
     """log p of each sampled token after temperature and before any sampling filter; as long as `token_ids`. NaN for

@@ -10,8 +10,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run, as a tracker sees it."""
-
     name: str
     folder: Path
     key: str  # names the run everywhere: 16 hexadecimal digits, the same after every resume

@@ -34,7 +34,6 @@ def test_groups_without_signal_are_dropped():
         for field in ("kept", "zero_variance", "low_spread", "untrainable")
     }
     assert names == {"kept": ["good"], "zero_variance": ["equal"], "low_spread": ["close"], "untrainable": ["u"]}
-    assert selection.num_dropped == 3
 
 
 def test_an_algorithm_that_compares_nothing_keeps_equal_groups():
@@ -49,7 +48,6 @@ def test_groups_that_the_algorithm_cannot_use_are_dropped():
     groups = [group(1, 0, name="solved"), group(0.5, 0, name="not")]
     selection = split_by_signal(groups, 0.1, needs_groups=False, has_signal=ExpertIteration().has_signal)
     assert ([g.group_id for g in selection.kept], [g.group_id for g in selection.unused]) == (["solved"], ["not"])
-    assert selection.num_dropped == 1
     assert SFT(SFTConfig(min_reward=0.5)).has_signal(groups[1])
     assert not SFT(SFTConfig(min_reward=0.6)).has_signal(groups[1])
     assert [DPO(DPOConfig(min_margin=0.6)).has_signal(group) for group in groups] == [True, False]

@@ -8,7 +8,7 @@ from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.model import preflight
 from reinforge.engine.model.loading import load_model, load_module
 from reinforge.engine.model.preflight import check_policy
-from reinforge.engine.model.quantization import measure_bytes, quantize_linear_layers
+from reinforge.engine.model.quantization import quantize_linear_layers
 from reinforge.errors import ConfigError
 from tests.engines import load_engine, measure_difference, train
 from tests.samples import ask, request, trained_samples
@@ -59,8 +59,8 @@ def test_weights_in_4_bits_are_near_the_weights_that_were_loaded(tiny_model_dir)
         assert 0.01 < ((after(x) - before(x)).norm() / before(x).norm()).item() < 0.15
     assert type(packed.lm_head) is torch.nn.Linear
     linear = sum(part.weight.numel() for part in plain.model.layers.modules() if isinstance(part, torch.nn.Linear))
-    saved = measure_bytes(plain) - measure_bytes(packed)
-    assert linear * 4 * 0.7 < saved < linear * 4
+    held, left = (sum(part.numel() * part.element_size() for part in each.parameters()) for each in (plain, packed))
+    assert held - left == linear * 4 * 7 / 8
 
 
 def test_a_checkpoint_resumes_to_the_same_bits(tiny_model_dir, tmp_path):

@@ -13,17 +13,7 @@ import re
 from collections.abc import Sequence
 
 from reinforge.bounded import decode_json_prefix
-from reinforge.dialects.families.family import (
-    Call,
-    Family,
-    GrammarText,
-    ParsedReply,
-    ToolFormat,
-    ToolSchemas,
-    build_arguments_schema,
-    dump,
-    quote,
-)
+from reinforge.dialects.families import family
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -32,24 +22,24 @@ _END = re.compile(rf"\s*+(?:```)?\s*+(?:{_CALL_END})?\s*+")
 _BLOCK = re.compile(r"([^\s`{]++)\s*+```(?:json)?\s*+")
 
 
-class DeepSeek(Family):
+class DeepSeek(family.Family):
     """Calls between tokens.
 
     Args:
         blocks: True: force arguments in code blocks, which the template writes.
     """
 
-    tool_format = ToolFormat.DEEPSEEK
+    tool_format = family.ToolFormat.DEEPSEEK
     start = _CALLS
 
     def __init__(self, *, blocks: bool = False):
         self.blocks = blocks
 
-    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+    def read(self, text: str, tools: family.ToolSchemas) -> family.ParsedReply:
         start = text.find(_CALLS)
         if start < 0:
-            return ParsedReply(text)
-        calls, position = list[Call](), start + len(_CALLS)
+            return family.ParsedReply(text)
+        calls, position = list[family.Call](), start + len(_CALLS)
         while (head := _HEAD.match(text, position)) is not None:
             name, position = head[1].strip(), head.end()
             if name == "function" and (block := _BLOCK.match(text, position)) is not None:
@@ -66,27 +56,28 @@ class DeepSeek(Family):
         if rest and not _CALLS_END.startswith(rest) and not rest.startswith(_CALLS_END):
             raise ValueError(f"text after a tool call: {rest[:40]!r}")
         after = rest.removeprefix(_CALLS_END) if rest.startswith(_CALLS_END) else ""
-        return ParsedReply((text[:start] + after).strip(), calls)
+        return family.ParsedReply((text[:start] + after).strip(), calls)
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[family.Call]) -> str:
         before, after = ("\n```json\n", "\n```") if self.blocks else ("", "")
         kind = f"function{_SEPARATOR}" if self.blocks else ""
         separator = "" if self.blocks else _SEPARATOR
         written = "".join(
-            f"{_CALL}{kind}{name}{separator}{before}{dump(arguments)}{after}{_CALL_END}" for name, arguments in calls
+            f"{_CALL}{kind}{name}{separator}{before}{family.dump(arguments)}{after}{_CALL_END}"
+            for name, arguments in calls
         )
         return f"{_CALLS}{written}{_CALLS_END}"
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         begin, separator, end = grammar.marker(_CALL), grammar.marker(_SEPARATOR), grammar.marker(_CALL_END)
         calls = []
         for name, schema in tools.parameters.items():
-            value = grammar.json(build_arguments_schema(schema))
+            value = grammar.json(family.build_arguments_schema(schema))
             if self.blocks:
-                before, after = quote(f"{name}\n```json\n"), quote("\n```")
+                before, after = family.quote(f"{name}\n```json\n"), family.quote("\n```")
                 calls.append(f'{begin} "function" {separator} {before} {value} {after} {end}')
             else:
-                calls.append(f"{begin} {quote(name)} {separator} {value} {end}")
+                calls.append(f"{begin} {family.quote(name)} {separator} {value} {end}")
         call = grammar.rule(" | ".join(calls))
         more = f' ("\\n"? {call})*' if parallel else ""
         return f"{call}{more} {grammar.marker(_CALLS_END)}"

@@ -37,8 +37,6 @@ class ToolFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ParsedReply:
-    """A model's reply."""
-
     content: str  # the text around the calls; the whole reply if there are none
     calls: list[Call] = field(default_factory=list)
     failure: str | None = None  # why what looks like a call cannot be parsed; None: nothing is wrong

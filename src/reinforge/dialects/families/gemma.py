@@ -13,21 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from reinforge.bounded import check_reply, decode_json
+from reinforge.dialects.families import family
 from reinforge.dialects.families.call_reader import CallReader, refuse_twice
-from reinforge.dialects.families.family import (
-    Call,
-    Family,
-    GrammarText,
-    ParsedReply,
-    ThinkingTags,
-    ToolFormat,
-    ToolSchemas,
-    dump,
-    quote,
-    read_marked,
-    skip_closing,
-    write_separated,
-)
 from reinforge.limits import get_limits
 
 _NAME = re.compile(r"\s*+call:([^\s{]++)\s*+\{")
@@ -36,32 +23,32 @@ _PLAIN = re.compile(r"[^,}\]]++")
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-class Gemma(Family):
+class Gemma(family.Family):
     """Strings between quotes that are tokens; with `is_function` the tokens of FunctionGemma."""
 
-    tool_format = ToolFormat.GEMMA
+    tool_format = family.ToolFormat.GEMMA
     start = "<|tool_call>"
     end, string = "<tool_call|>", '<|"|>'
-    thinking: ThinkingTags | None = ThinkingTags("<|channel>thought", "<channel|>")
+    thinking: family.ThinkingTags | None = family.ThinkingTags("<|channel>thought", "<channel|>")
 
     def __init__(self, *, is_function: bool = False):
         if is_function:
-            self.tool_format, self.thinking = ToolFormat.FUNCTION_GEMMA, None  # type: ignore[misc]
+            self.tool_format, self.thinking = family.ToolFormat.FUNCTION_GEMMA, None  # type: ignore[misc]
             self.start, self.end, self.string = "<start_function_call>", "<end_function_call>", "<escape>"  # type: ignore[misc]
 
-    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+    def read(self, text: str, tools: family.ToolSchemas) -> family.ParsedReply:
         reader = GemmaArguments(text, self.string)
 
-        def read_one(begin: int) -> tuple[list[Call], int]:
+        def read_one(begin: int) -> tuple[list[family.Call], int]:
             name = _NAME.match(text, begin)
             if name is None:
                 raise ValueError("a tool call without a name")
             call = name[1], reader.read_object(name.end(), 1)
-            return [call], skip_closing(text, reader.position, self.end)
+            return [call], family.skip_closing(text, reader.position, self.end)
 
-        return read_marked(text, self.start, read_one)
+        return family.read_marked(text, self.start, read_one)
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[family.Call]) -> str:
         return "".join(f"{self.start}call:{name}{self._write_value(arguments)}{self.end}" for name, arguments in calls)
 
     def _write_value(self, value: Any) -> str:
@@ -71,29 +58,29 @@ class Gemma(Family):
             return f"{{{','.join(f'{key}:{self._write_value(each)}' for key, each in sorted(value.items()))}}}"
         if isinstance(value, list):
             return f"[{','.join(map(self._write_value, value))}]"
-        return dump(value)
+        return family.dump(value)
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         """Returns the rules of the calls; keys stand in alphabetical order, as the template writes them."""
         calls = [
-            f"{quote(f'call:{name}')} {self._write_object(grammar, {**schema, 'type': 'object'}, schema, name)}"
+            f"{family.quote(f'call:{name}')} {self._write_object(grammar, {**schema, 'type': 'object'}, schema, name)}"
             for name, schema in tools.parameters.items()
         ]
         call = f"{grammar.rule(' | '.join(calls))} {grammar.marker(self.end)}"
         return f"{call} ({grammar.marker(self.start)} {call})*" if parallel else call
 
-    def _write_object(self, grammar: GrammarText, schema: Any, root: Any, path: str, depth: int = 0) -> str:
+    def _write_object(self, grammar: family.GrammarText, schema: Any, root: Any, path: str, depth: int = 0) -> str:
         required, properties = schema.get("required") or (), schema.get("properties") or {}
         parts = [
             (
-                f"{quote(f'{key}:')} {self._write_rule(grammar, value, root, f'{path}.{key}', depth + 1)}",
+                f"{family.quote(f'{key}:')} {self._write_rule(grammar, value, root, f'{path}.{key}', depth + 1)}",
                 key in required,
             )
             for key, value in sorted(properties.items())
         ]
-        return f"{quote('{')} {write_separated(grammar, parts, ',')} {quote('}')}"
+        return f"{family.quote('{')} {family.write_separated(grammar, parts, ',')} {family.quote('}')}"
 
-    def _write_rule(self, grammar: GrammarText, schema: Any, root: Any, path: str, depth: int) -> str:
+    def _write_rule(self, grammar: family.GrammarText, schema: Any, root: Any, path: str, depth: int) -> str:
         kind = schema.get("type") if depth < get_limits().reply_depth else None
         if isinstance(schema.get("enum"), list):
             return grammar.rule(" | ".join(self._write_literal(grammar, each) for each in schema["enum"]))
@@ -111,10 +98,10 @@ class Gemma(Family):
             'give each parameter a "type", or use tool_choice="auto"'
         )
 
-    def _write_literal(self, grammar: GrammarText, value: Any) -> str:
+    def _write_literal(self, grammar: family.GrammarText, value: Any) -> str:
         if not isinstance(value, str):
-            return quote(self._write_value(value))
-        return f"{grammar.marker(self.string)} {quote(value)} {grammar.marker(self.string)}" if value else '""'
+            return family.quote(self._write_value(value))
+        return f"{grammar.marker(self.string)} {family.quote(value)} {grammar.marker(self.string)}" if value else '""'
 
 
 class GemmaArguments(CallReader):

@@ -17,44 +17,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from reinforge.bounded import decode_json_prefix
-from reinforge.dialects.families.family import (
-    Call,
-    Family,
-    GrammarText,
-    ParsedReply,
-    ToolFormat,
-    ToolSchemas,
-    build_arguments_schema,
-    dump,
-    quote,
-    read_marked,
-    skip_closing,
-)
+from reinforge.dialects.families import family
 
 _START, _END = "<tool_call>", "</tool_call>"
 _LIST, _LIST_END, _FUNCTOOLS = "<|tool_call|>", "<|/tool_call|>", "functools["
 _RESPONSE = ("<response>", "</response>")
 
 
-class Hermes(Family):
-    tool_format = ToolFormat.HERMES
+class Hermes(family.Family):
+    tool_format = family.ToolFormat.HERMES
     start = _START
 
-    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+    def read(self, text: str, tools: family.ToolSchemas) -> family.ParsedReply:
         """Returns the calls; the last closing tag may be missing, since the end token may have cut it off."""
 
-        def read_one(begin: int) -> tuple[list[Call], int]:
+        def read_one(begin: int) -> tuple[list[family.Call], int]:
             value, position = decode_json_prefix(text, begin)
-            return read_calls(value, "arguments"), skip_closing(text, position, _END)
+            return read_calls(value, "arguments"), family.skip_closing(text, position, _END)
 
-        return read_marked(text, _START, read_one)
+        return family.read_marked(text, _START, read_one)
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[family.Call]) -> str:
         return "\n".join(
-            f"{_START}\n{dump({'name': name, 'arguments': arguments})}\n{_END}" for name, arguments in calls
+            f"{_START}\n{family.dump({'name': name, 'arguments': arguments})}\n{_END}" for name, arguments in calls
         )
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         """Returns the rules of JSON in tags, with or without line breaks: templates of this family differ in them."""
         call = write_json_call(grammar, tools, "arguments")
         end, one = grammar.marker(_END), f'"\\n"? {call} "\\n"?'
@@ -62,12 +50,12 @@ class Hermes(Family):
         return f"{one} {end}{more}"
 
 
-def read_calls(value: Any, key: str) -> list[Call]:
+def read_calls(value: Any, key: str) -> list[family.Call]:
     """Returns the calls of a JSON value: an object, or a list of objects."""
     return [read_call(each, key) for each in value] if isinstance(value, list) and value else [read_call(value, key)]
 
 
-def read_call(value: Any, key: str) -> Call:
+def read_call(value: Any, key: str) -> family.Call:
     """Returns name and arguments of a call; also accepts the other families' key for the arguments."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError('not an object with a "name"')
@@ -77,44 +65,46 @@ def read_call(value: Any, key: str) -> Call:
     return value["name"], arguments
 
 
-def write_json_call(grammar: GrammarText, tools: ToolSchemas, key: str) -> str:
+def write_json_call(grammar: family.GrammarText, tools: family.ToolSchemas, key: str) -> str:
     calls = []
     for name, schema in tools.parameters.items():
-        before = f'{{"name": {dump(name)}, {dump(key)}: '
-        calls.append(f"{quote(before)} {grammar.json(build_arguments_schema(schema))} {quote('}')}")
+        before = f'{{"name": {family.dump(name)}, {family.dump(key)}: '
+        calls.append(
+            f"{family.quote(before)} {grammar.json(family.build_arguments_schema(schema))} {family.quote('}')}"
+        )
     return grammar.rule(" | ".join(calls))
 
 
-def write_json_list(grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+def write_json_list(grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
     call = write_json_call(grammar, tools, "arguments")
     more = f' (", " {call})*' if parallel else ""
     return f'"[" {call}{more} "]"'
 
 
-class Granite(Family):
-    tool_format = ToolFormat.GRANITE
+class Granite(family.Family):
+    tool_format = family.ToolFormat.GRANITE
     start = _LIST
 
-    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+    def read(self, text: str, tools: family.ToolSchemas) -> family.ParsedReply:
         body = text.strip()
         if body.startswith(_FUNCTOOLS):
             value, position = decode_json_prefix(body, len(_FUNCTOOLS) - 1)
-            skip_closing(body, position, _LIST_END)
-            return ParsedReply("", read_calls(value, "arguments"))
+            family.skip_closing(body, position, _LIST_END)
+            return family.ParsedReply("", read_calls(value, "arguments"))
 
-        def read_list(begin: int) -> tuple[list[Call], int]:
+        def read_list(begin: int) -> tuple[list[family.Call], int]:
             value, position = decode_json_prefix(text, begin)
             if text.startswith("<|/", position):
-                position = skip_closing(text, position, _LIST_END)
+                position = family.skip_closing(text, position, _LIST_END)
             return read_calls(value, "arguments"), position
 
-        parsed = read_marked(text, _LIST, read_list)
+        parsed = family.read_marked(text, _LIST, read_list)
         if not parsed.calls and body.startswith(_RESPONSE[0]):  # Granite 3.3, behind its reasoning
-            return ParsedReply(body.removeprefix(_RESPONSE[0]).removesuffix(_RESPONSE[1]).strip())
+            return family.ParsedReply(body.removeprefix(_RESPONSE[0]).removesuffix(_RESPONSE[1]).strip())
         return parsed
 
-    def write(self, calls: Sequence[Call]) -> str:
-        return f"{_LIST}{dump([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
+    def write(self, calls: Sequence[family.Call]) -> str:
+        return f"{_LIST}{family.dump([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         return write_json_list(grammar, tools, parallel=parallel)

@@ -10,18 +10,7 @@ import re
 from collections.abc import Sequence
 
 from reinforge.bounded import decode_json_prefix
-from reinforge.dialects.families.family import (
-    Call,
-    Family,
-    GrammarText,
-    ParsedReply,
-    ThinkingTags,
-    ToolFormat,
-    ToolSchemas,
-    build_arguments_schema,
-    dump,
-    quote,
-)
+from reinforge.dialects.families import family
 from reinforge.dialects.families.hermes import read_calls, write_json_list
 
 _START, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -29,26 +18,26 @@ _NAME = re.compile(r"\s*+([^\s\[{]++)\s*+")
 _ID = re.compile(r"[^\[{]*+")
 
 
-class Mistral(Family):
+class Mistral(family.Family):
     """Calls after `[TOOL_CALLS]`.
 
     Args:
         lists: True: force the list form, which the template writes.
     """
 
-    tool_format = ToolFormat.MISTRAL
+    tool_format = family.ToolFormat.MISTRAL
     start = _START
-    thinking = ThinkingTags("[THINK]", "[/THINK]")
+    thinking = family.ThinkingTags("[THINK]", "[/THINK]")
     call_id_length = 9
 
     def __init__(self, *, lists: bool = False):
         self.lists = lists
 
-    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+    def read(self, text: str, tools: family.ToolSchemas) -> family.ParsedReply:
         start = text.find(_START)
         if start < 0:
-            return ParsedReply(text)
-        calls, position = list[Call](), start
+            return family.ParsedReply(text)
+        calls, position = list[family.Call](), start
         while position < len(text):
             if not text.startswith(_START, position):
                 raise ValueError(f"text after a tool call: {text[position : position + 40]!r}")
@@ -56,9 +45,9 @@ class Mistral(Family):
             calls += found
             while position < len(text) and text[position].isspace():
                 position += 1
-        return ParsedReply(text[:start].strip(), calls)
+        return family.ParsedReply(text[:start].strip(), calls)
 
-    def _read_one(self, text: str, position: int) -> tuple[list[Call], int]:
+    def _read_one(self, text: str, position: int) -> tuple[list[family.Call], int]:
         named = _NAME.match(text, position)
         if named is None:
             value, position = decode_json_prefix(text, position)
@@ -77,16 +66,16 @@ class Mistral(Family):
             raise ValueError("the arguments are not an object")
         return [(named[1], value)], position
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[family.Call]) -> str:
         if self.lists:
-            return f"{_START} {dump([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
-        return "".join(f"{_START}{name}{_ARGS}{dump(arguments)}" for name, arguments in calls)
+            return f"{_START} {family.dump([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
+        return "".join(f"{_START}{name}{_ARGS}{family.dump(arguments)}" for name, arguments in calls)
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         if self.lists:
             return f'" "? {write_json_list(grammar, tools, parallel=parallel)}'
         calls = [
-            f"{quote(name)} {grammar.marker(_ARGS)} {grammar.json(build_arguments_schema(schema))}"
+            f"{family.quote(name)} {grammar.marker(_ARGS)} {grammar.json(family.build_arguments_schema(schema))}"
             for name, schema in tools.parameters.items()
         ]
         call = grammar.rule(" | ".join(calls))

@@ -15,19 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from reinforge.bounded import check_reply, decode_json, decode_json_prefix, find_surrogate, join_surrogates
+from reinforge.dialects.families import family
 from reinforge.dialects.families.call_reader import CallReader, refuse_twice
-from reinforge.dialects.families.family import (
-    Call,
-    Family,
-    GrammarText,
-    ParsedReply,
-    ToolFormat,
-    ToolSchemas,
-    quote,
-    read_marked,
-    skip_closing,
-    write_separated,
-)
 from reinforge.dialects.families.hermes import read_calls
 
 _NAME = re.compile(r"[^\W\d][\w.\-]*+")
@@ -41,13 +30,13 @@ _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": Fal
 class PythonCalls(CallReader):
     may_end_with_comma = True
 
-    def read_list(self, start: int) -> list[Call]:
+    def read_list(self, start: int) -> list[family.Call]:
         """Returns the calls of `[f(a=1), g()]` and leaves the position behind it."""
         self.position = start
         self.expect("[")
         return [self.read_call(None) for _ in self.iterate_items("]")]
 
-    def read_call(self, name_end: int | None, opening: int = 1) -> Call:
+    def read_call(self, name_end: int | None, opening: int = 1) -> family.Call:
         if name_end is None:
             name = self._read_name()
             self.expect("(")
@@ -124,60 +113,60 @@ _JSON = re.compile(r"\s*+\[?\s*+\{")
 _FENCE = re.compile(r"```(?:tool_code|python)?[^\S\n]*+\n(.*?)\n?```", re.DOTALL)
 
 
-class Pythonic(Family):
-    tool_format = ToolFormat.PYTHONIC
+class Pythonic(family.Family):
+    tool_format = family.ToolFormat.PYTHONIC
     thinking = None
 
-    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+    def read(self, text: str, tools: family.ToolSchemas) -> family.ParsedReply:
         """Returns the calls of a list; a reply that begins like one is not text."""
         body = text.strip()
         if body.startswith("```") and (found := _FENCE.fullmatch(body)):
             body = found[1].strip()
             body = body if body.startswith("[") else f"[{body}]"
         if not _CALL.match(body):
-            return ParsedReply(text)
+            return family.ParsedReply(text)
         parser = PythonCalls(body)
         calls = parser.read_list(0)
         if rest := body[parser.position :].strip():
             raise ValueError(f"text after the list of calls: {rest[:40]!r}")
-        return ParsedReply("", calls)
+        return family.ParsedReply("", calls)
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[family.Call]) -> str:
         return write_python_calls(calls)
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         return write_python_list(grammar, tools, parallel=parallel)
 
 
-class LFM2(Family):
+class LFM2(family.Family):
     """A Python list of calls between tokens; JSON, which the model also writes, is read as well."""
 
-    tool_format = ToolFormat.LFM2
+    tool_format = family.ToolFormat.LFM2
     start = "<|tool_call_start|>"
     end = "<|tool_call_end|>"
 
-    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+    def read(self, text: str, tools: family.ToolSchemas) -> family.ParsedReply:
         """Returns the calls; the last closing token may be missing."""
 
-        def read_one(begin: int) -> tuple[list[Call], int]:
+        def read_one(begin: int) -> tuple[list[family.Call], int]:
             if _JSON.match(text, begin):
                 value, position = decode_json_prefix(text, begin)
                 calls = read_calls(value, "arguments")
             else:
                 parser = PythonCalls(text)
                 calls, position = parser.read_list(begin), parser.position
-            return calls, skip_closing(text, position, self.end)
+            return calls, family.skip_closing(text, position, self.end)
 
-        return read_marked(text, self.start, read_one)
+        return family.read_marked(text, self.start, read_one)
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[family.Call]) -> str:
         return f"{self.start}{write_python_calls(calls)}{self.end}"
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         return f"{write_python_list(grammar, tools, parallel=parallel)} {grammar.marker(self.end)}"
 
 
-def write_python_calls(calls: Sequence[Call]) -> str:
+def write_python_calls(calls: Sequence[family.Call]) -> str:
     written = (f"{name}({', '.join(f'{k}={write_value(v)}' for k, v in given.items())})" for name, given in calls)
     return f"[{', '.join(written)}]"
 
@@ -192,14 +181,14 @@ def write_value(value: Any) -> str:
     return repr(value)
 
 
-def write_python_list(grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+def write_python_list(grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
     calls = []
     for name in tools.parameters:
         written = []
         for key, schema, required in tools.list_properties(name):
             value = '("True" | "False")' if tools.find_types(name, key) == {"boolean"} else grammar.json(schema)
-            written.append((f"{quote(key + '=')} {value}", required))
-        calls.append(f"{quote(name + '(')} {write_separated(grammar, written, ', ')} {quote(')')}")
+            written.append((f"{family.quote(key + '=')} {value}", required))
+        calls.append(f"{family.quote(name + '(')} {family.write_separated(grammar, written, ', ')} {family.quote(')')}")
     call = grammar.rule(" | ".join(calls))
     more = f' (", " {call})*' if parallel else ""
     return f'"[" {call}{more} "]"'

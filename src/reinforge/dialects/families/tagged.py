@@ -20,16 +20,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from reinforge.bounded import check_reply
-from reinforge.dialects.families.family import (
-    Call,
-    Family,
-    GrammarText,
-    ParsedReply,
-    ToolFormat,
-    ToolSchemas,
-    dump,
-    quote,
-)
+from reinforge.dialects.families import family
 
 _START, _END = "<tool_call>", "</tool_call>"
 _QWEN_START = re.compile(r"<(?:tool_call>|function=)")
@@ -43,7 +34,7 @@ _GLM_VALUE_END = re.compile(r"</arg_value>(?=\s*+(?:<arg_key>|</tool_call>|\Z))"
 _GLM_END = re.compile(r"\s*+(?:</tool_call>|\Z)")
 
 
-class Tagged(Family):
+class Tagged(family.Family):
     """A family with a tag a parameter; the patterns match its tags from the outside in."""
 
     start = _START
@@ -52,10 +43,10 @@ class Tagged(Family):
     value_end: ClassVar[re.Pattern[str]]
     call_end: ClassVar[re.Pattern[str]]
 
-    def read(self, text: str, tools: ToolSchemas) -> ParsedReply:
+    def read(self, text: str, tools: family.ToolSchemas) -> family.ParsedReply:
         check_reply(text)
         content: list[str] = []
-        calls: list[Call] = []
+        calls: list[family.Call] = []
         position = 0
         while (start := self.find_call(text, position)) >= 0:
             content.append(text[position:start])
@@ -64,9 +55,11 @@ class Tagged(Family):
                 raise ValueError(f"a tool call without a name: {text[start : start + 40]!r}")
             arguments, position = self._read_arguments(text, found.end(), found[1], tools)
             calls.append((found[1], arguments))
-        return ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
+        return family.ParsedReply("".join([*content, text[position:]]).strip() if calls else text, calls)
 
-    def _read_arguments(self, text: str, position: int, name: str, tools: ToolSchemas) -> tuple[dict[str, Any], int]:
+    def _read_arguments(
+        self, text: str, position: int, name: str, tools: family.ToolSchemas
+    ) -> tuple[dict[str, Any], int]:
         arguments: dict[str, Any] = {}
         while key := self.parameter.match(text, position):
             end = self.value_end.search(text, key.end())
@@ -85,17 +78,19 @@ class Tagged(Family):
     def find_call(self, text: str, position: int) -> int:
         """Returns the place of the next call, or -1."""
 
-    def _write_value(self, grammar: GrammarText, tools: ToolSchemas, name: str, key: str, schema: Any, end: str) -> str:
+    def _write_value(
+        self, grammar: family.GrammarText, tools: family.ToolSchemas, name: str, key: str, schema: Any, end: str
+    ) -> str:
         types = tools.find_types(name, key)
         if isinstance(schema.get("enum"), list) and types == {"string"}:
-            return f"({' | '.join(quote(str(each)) for each in schema['enum'])}) {grammar.marker(end)}"
+            return f"({' | '.join(family.quote(str(each)) for each in schema['enum'])}) {grammar.marker(end)}"
         if types == {"string"}:
             return grammar.until(end)
         return f"{grammar.json(schema)} {grammar.marker(end)}"
 
 
 class QwenXML(Tagged):
-    tool_format = ToolFormat.QWEN_XML
+    tool_format = family.ToolFormat.QWEN_XML
     call, parameter, value_end, call_end = _QWEN_CALL, _QWEN_PARAMETER, _QWEN_VALUE_END, _QWEN_END
     call_starts = (_START, "<function=")
 
@@ -104,7 +99,7 @@ class QwenXML(Tagged):
         found = _QWEN_START.search(text, position)
         return found.start() if found else -1
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[family.Call]) -> str:
         return "\n".join(
             f"{_START}\n<function={name}>\n"
             + "".join(f"<parameter={key}>\n{write_plain(value)}\n</parameter>\n" for key, value in arguments.items())
@@ -112,27 +107,27 @@ class QwenXML(Tagged):
             for name, arguments in calls
         )
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         calls = []
         for name in tools.parameters:
-            parts = [quote(f"\n<function={name}>\n")]
+            parts = [family.quote(f"\n<function={name}>\n")]
             for key, schema, required in tools.list_properties(name):
                 value = self._write_value(grammar, tools, name, key, schema, "\n</parameter>\n")
-                rule = grammar.rule(f"{quote(f'<parameter={key}>{chr(10)}')} {value}")
+                rule = grammar.rule(f"{family.quote(f'<parameter={key}>{chr(10)}')} {value}")
                 parts.append(rule if required else f"{rule}?")
-            calls.append(" ".join([*parts, quote("</function>\n")]))
+            calls.append(" ".join([*parts, family.quote("</function>\n")]))
         call = f"{grammar.rule(' | '.join(calls))} {grammar.marker(_END)}"
         return f'{call} ("\\n" {grammar.marker(_START)} {call})*' if parallel else call
 
 
 class GLM(Tagged):
-    tool_format = ToolFormat.GLM
+    tool_format = family.ToolFormat.GLM
     call, parameter, value_end, call_end = _GLM_CALL, _GLM_KEY, _GLM_VALUE_END, _GLM_END
 
     def find_call(self, text: str, position: int) -> int:
         return text.find(_START, position)
 
-    def write(self, calls: Sequence[Call]) -> str:
+    def write(self, calls: Sequence[family.Call]) -> str:
         return "\n".join(
             f"{_START}{name}\n"
             + "".join(
@@ -143,14 +138,16 @@ class GLM(Tagged):
             for name, arguments in calls
         )
 
-    def write_rules(self, grammar: GrammarText, tools: ToolSchemas, *, parallel: bool) -> str:
+    def write_rules(self, grammar: family.GrammarText, tools: family.ToolSchemas, *, parallel: bool) -> str:
         key_start, key_end = grammar.marker("<arg_key>"), grammar.marker("</arg_key>")
         calls = []
         for name in tools.parameters:
-            parts = [f'{quote(name)} "\\n"?']
+            parts = [f'{family.quote(name)} "\\n"?']
             for key, schema, required in tools.list_properties(name):
                 value = self._write_value(grammar, tools, name, key, schema, "</arg_value>")
-                body = f'{key_start} {quote(key)} {key_end} "\\n"? {grammar.marker("<arg_value>")} {value} "\\n"?'
+                body = (
+                    f'{key_start} {family.quote(key)} {key_end} "\\n"? {grammar.marker("<arg_value>")} {value} "\\n"?'
+                )
                 rule = grammar.rule(body)
                 parts.append(rule if required else f"{rule}?")
             calls.append(" ".join(parts))
@@ -159,4 +156,4 @@ class GLM(Tagged):
 
 
 def write_plain(value: Any) -> str:
-    return value if isinstance(value, str) else dump(value)
+    return value if isinstance(value, str) else family.dump(value)

@@ -78,7 +78,6 @@ def load_adapter_weights(model: CausalModel, adapter: str, folder: Path) -> Adap
 
 @torch.no_grad()
 def write_adapter_weights(model: CausalModel, adapter: str, weights: AdapterWeights) -> None:
-    """Gives an adapter other weights, in place."""
     targets = {}
     for path, layer in _iterate_layers(model, adapter):
         targets[f"{path}.A"], targets[f"{path}.B"] = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
@@ -115,7 +114,6 @@ def read_scales(model: CausalModel, adapter: str) -> AdapterScales | None:
 
 
 def write_scales(model: CausalModel, adapter: str, scales: AdapterScales | None) -> None:
-    """Sets what `read_scales` returned."""
     if scales is None:
         return
     model.module.peft_config[adapter].lora_alpha = scales.lora_alpha

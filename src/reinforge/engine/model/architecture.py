@@ -147,7 +147,6 @@ class MissingKernelFilter(logging.Filter):
         self._named: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns False for a warning that a kernel is missing."""
         found = FALLBACK.search(record.getMessage())
         if found is None:
             return True

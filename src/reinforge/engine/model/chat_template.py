@@ -65,7 +65,6 @@ def build_continuation(
 
 
 def find_common_start(first: str, second: str) -> str:
-    """Returns the longest text with which both begin."""
     count = min(len(first), len(second))
     return first[: next((i for i in range(count) if first[i] != second[i]), count)]
 

@@ -178,7 +178,6 @@ class ModelCache(Cache):
 
 
 def make_prefill_cache(kinds: Sequence[LayerKind]) -> ModelCache:
-    """Returns an empty cache for whole prompts."""
     layers = [PrefillCacheLayer() if kind.has_keys else DummyLayer() for kind in kinds]
     return ModelCache(layers, [LayerStates() if kind.has_states else None for kind in kinds])
 
@@ -198,7 +197,6 @@ class LeftPadding:
 
     @classmethod
     def from_lengths(cls, lengths_B: Tensor, width: int, dtype: torch.dtype) -> LeftPadding:
-        """Returns the layout of rows of these lengths."""
         starts_B = width - lengths_B
         places_BT = torch.arange(width, device=lengths_B.device) - starts_B[:, None]
         is_token_BT = places_BT >= 0

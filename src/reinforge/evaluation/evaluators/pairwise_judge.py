@@ -16,20 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from reinforge.evaluation.evaluators.comparison import (
-    ComparisonConfig,
-    Contestants,
-    build_comparison,
-    build_contestants,
-)
-from reinforge.evaluation.evaluators.judging import (
-    InvalidVerdictError,
-    ask_for_verdict,
-    build_schema,
-    check_reason,
-    get_judge,
-    parse_reply,
-)
+from reinforge.evaluation.evaluators import comparison, judging
 from reinforge.interfaces import Builder, ChatModel, Evaluator, GroupEvaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -41,10 +28,10 @@ TASK = """\
 Say which of the two answers is better by the rubric, or "tie" if they are equally good. Reply with one JSON object and
 nothing else: {"reason": "one or two sentences", "winner": "1" or "2" or "tie"}"""
 
-SCHEMA = build_schema(winner={"type": "string", "enum": list(POINTS)})
+SCHEMA = judging.build_schema(winner={"type": "string", "enum": list(POINTS)})
 
 
-class PairwiseJudgeConfig(ComparisonConfig, name="pairwise_judge"):
+class PairwiseJudgeConfig(comparison.ComparisonConfig, name="pairwise_judge"):
     """Lets a judge choose the better of two answers, in both orders; the score is the share of wins."""
 
     against: Literal["siblings", "expected"] = Field(
@@ -70,14 +57,14 @@ class PairwiseJudge(GroupEvaluator):
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
         """Returns the share of wins of each answer; equal answers tie without asking the judge."""
-        found = build_contestants(items, self.config.shows)
+        found = comparison.build_contestants(items, self.config.shows)
         pairs = choose_pairs(len(found.answers), self.config.max_opponents, *found.answers)
         results = await asyncio.gather(*(self._compare(items[0], found, pair) for pair in pairs))
         duels = dict(zip(pairs, results, strict=True))
         return [_summarize(item, index, found.places, duels) for index, item in enumerate(items)]
 
     async def _compare(
-        self, item: EvalInputItem, contestants: Contestants, pair: tuple[int, int]
+        self, item: EvalInputItem, contestants: comparison.Contestants, pair: tuple[int, int]
     ) -> tuple[float, list[str]]:
         """Returns the points of the first answer of a pair, the mean of both orders, and the judge's reasons."""
         (first, why_first), (second, why_second) = await asyncio.gather(
@@ -85,10 +72,12 @@ class PairwiseJudge(GroupEvaluator):
         )
         return (first + 1 - second) / 2, [why_first, why_second]
 
-    async def _judge(self, item: EvalInputItem, contestants: Contestants, order: Sequence[int]) -> tuple[float, str]:
-        messages = build_comparison(self.config, item, contestants, order, TASK)
+    async def _judge(
+        self, item: EvalInputItem, contestants: comparison.Contestants, order: Sequence[int]
+    ) -> tuple[float, str]:
+        messages = comparison.build_comparison(self.config, item, contestants, order, TASK)
         async with self._requests:
-            return await ask_for_verdict(self.llm, self.config, messages, SCHEMA, parse_winner)
+            return await judging.ask_for_verdict(self.llm, self.config, messages, SCHEMA, parse_winner)
 
 
 class ExpectedPairwiseJudge(Evaluator):
@@ -103,11 +92,11 @@ class ExpectedPairwiseJudge(Evaluator):
 
 def parse_winner(text: str) -> tuple[float, str]:
     """Returns the points of the answer that stands first, and the reason."""
-    verdict = parse_reply(text, ["winner"])
+    verdict = judging.parse_reply(text, ["winner"])
     winner = verdict["winner"]
     if not isinstance(winner, str) or winner not in POINTS:
-        raise InvalidVerdictError(f'the winner must be "1", "2" or "tie", found {str(winner)[:80]!r}')
-    return POINTS[winner], check_reason(verdict)
+        raise judging.InvalidVerdictError(f'the winner must be "1", "2" or "tie", found {str(winner)[:80]!r}')
+    return POINTS[winner], judging.check_reason(verdict)
 
 
 def choose_pairs(count: int, max_opponents: int | None, *names: str) -> list[tuple[int, int]]:
@@ -147,5 +136,5 @@ def _summarize(
 
 @register_evaluator(config_type=PairwiseJudgeConfig)
 async def pairwise_judge(config: PairwiseJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    judge = PairwiseJudge(config, await get_judge(config.llm, builder), builder.get_max_concurrency())
+    judge = PairwiseJudge(config, await judging.get_judge(config.llm, builder), builder.get_max_concurrency())
     yield ExpectedPairwiseJudge(judge) if config.against == "expected" else judge

@@ -24,26 +24,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from reinforge.evaluation.evaluators.comparison import (
-    ComparisonConfig,
-    Contestants,
-    build_comparison,
-    build_contestants,
-    build_orders,
-    compare_ranks,
-    compare_scores,
-    compare_with_others,
-)
-from reinforge.evaluation.evaluators.judging import (
-    InvalidVerdictError,
-    ask_for_verdict,
-    build_object_schema,
-    build_schema,
-    check_reason,
-    check_score,
-    get_judge,
-    parse_reply,
-)
+from reinforge.evaluation.evaluators import comparison, judging
 from reinforge.interfaces import Builder, ChatModel, GroupEvaluator
 from reinforge.registry import register_evaluator
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
@@ -54,7 +35,7 @@ Reply with one JSON object and nothing else:
 {{"reason": "one to three sentences", "scores": {{{scores}}}}}"""
 
 
-class RelativeJudgeConfig(ComparisonConfig, name="relative_judge"):
+class RelativeJudgeConfig(comparison.ComparisonConfig, name="relative_judge"):
     """Ranks the siblings of a group in one call of a judge; needs no labels. 0.5 is as good as the others."""
 
     num_orders: int = Field(
@@ -87,18 +68,18 @@ class RelativeJudge(GroupEvaluator):
 
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
         """Returns how each answer compares with the others; if all are equal, 0.5 without asking the judge."""
-        found = build_contestants(items, self.config.shows)
+        found = comparison.build_contestants(items, self.config.shows)
         if len(found.answers) == 1:
             return [EvalOutputItem(id=item.id, score=0.5, reasoning="all answers are equal") for item in items]
-        orders = build_orders(len(found.answers), self.config.num_orders, *found.answers)
+        orders = comparison.build_orders(len(found.answers), self.config.num_orders, *found.answers)
         verdicts = await asyncio.gather(*(self._judge(items[0], found, order) for order in orders))
         by_answer = [
             [scores[order.index(index)] for (scores, _), order in zip(verdicts, orders, strict=True)]
             for index in range(len(found.answers))
         ]
         means = [math.fsum(scores) / len(scores) for scores in by_answer]
-        compare = compare_ranks if self.config.scale == "rank" else compare_scores
-        compared = compare_with_others([means[place] for place in found.places], compare)
+        compare = comparison.compare_ranks if self.config.scale == "rank" else comparison.compare_scores
+        compared = comparison.compare_with_others([means[place] for place in found.places], compare)
         reasons = [reason for _, reason in verdicts]
         return [
             EvalOutputItem(
@@ -114,17 +95,17 @@ class RelativeJudge(GroupEvaluator):
         ]
 
     async def _judge(
-        self, item: EvalInputItem, contestants: Contestants, order: Sequence[int]
+        self, item: EvalInputItem, contestants: comparison.Contestants, order: Sequence[int]
     ) -> tuple[list[float], str]:
         """Returns the score of the answer in each place, and the judge's reason."""
         labels = [str(place) for place in range(1, len(order) + 1)]
         task = TASK.format(count=len(order), scores=", ".join(f'"{label}": number' for label in labels))
-        messages = build_comparison(self.config, item, contestants, order, task)
+        messages = comparison.build_comparison(self.config, item, contestants, order, task)
         number = {"type": "number", "minimum": 0, "maximum": 1}
-        schema = build_schema(scores=build_object_schema(dict.fromkeys(labels, number)))
+        schema = judging.build_schema(scores=judging.build_object_schema(dict.fromkeys(labels, number)))
         parse = partial(parse_scores, labels=labels)
         async with self._requests:
-            return await ask_for_verdict(self.llm, self.config, messages, schema, parse)
+            return await judging.ask_for_verdict(self.llm, self.config, messages, schema, parse)
 
 
 def parse_scores(text: str, labels: Sequence[str]) -> tuple[list[float], str]:
@@ -133,15 +114,17 @@ def parse_scores(text: str, labels: Sequence[str]) -> tuple[list[float], str]:
     Example: `{"reason": "2 is wrong", "scores": {"1": 0.9, "2": 0.1}}` -> ([0.9, 0.1], "2 is wrong"). A label too many
     or too few is an error: the judge has confused the answers.
     """
-    verdict = parse_reply(text, ["scores"])
+    verdict = judging.parse_reply(text, ["scores"])
     scores = verdict["scores"]
     if not isinstance(scores, dict) or set(scores) != set(labels):
         has = ", ".join(map(str, scores))[:80] if isinstance(scores, dict) else type(scores).__name__
-        raise InvalidVerdictError(f"scores must have exactly the keys {', '.join(labels)}, found {has or 'none'}")
-    found = [check_score(scores[label], 0, 1, f"the score of answer {label}") for label in labels]
-    return found, check_reason(verdict)
+        raise judging.InvalidVerdictError(
+            f"scores must have exactly the keys {', '.join(labels)}, found {has or 'none'}"
+        )
+    found = [judging.check_score(scores[label], 0, 1, f"the score of answer {label}") for label in labels]
+    return found, judging.check_reason(verdict)
 
 
 @register_evaluator(config_type=RelativeJudgeConfig)
 async def relative_judge(config: RelativeJudgeConfig, builder: Builder) -> AsyncIterator[RelativeJudge]:
-    yield RelativeJudge(config, await get_judge(config.llm, builder), builder.get_max_concurrency())
+    yield RelativeJudge(config, await judging.get_judge(config.llm, builder), builder.get_max_concurrency())

@@ -19,14 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from reinforge.engine.model.model_files import CONFIG, GENERATION_CONFIG, INDEX, MAKING
-from reinforge.exports.gguf.families import (
-    OTHER_FORM,
-    ROPE_FACTORS,
-    describe_model,
-    find_family,
-    find_llama3_rotation,
-    name_tensor,
-)
+from reinforge.exports.gguf import families
 from reinforge.exports.gguf.header import GGUFError, GGUFHeader, GGUFTensor
 from reinforge.exports.gguf.tokenizer import find_ends, write_tokenizer
 
@@ -37,15 +30,17 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 def convert(file: Path, header: GGUFHeader, folder: Path, *, tokenizer: bool = True) -> None:
     """Writes a file's model into a new folder: configuration, weights and, unless it is configured, the tokenizer."""
-    config = describe_model(header)
+    config = families.describe_model(header)
     targets = match_tensors(header, config)
     folder.mkdir(parents=True)
     if tokenizer:
         write_tokenizer(folder, header)
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if ROPE_FACTORS in header.tensors:
-            factors = read_tensor(content, header.tensors[ROPE_FACTORS]).float()
-            config["rope_parameters"] = find_llama3_rotation(config["rope_parameters"]["rope_theta"], factors.tolist())
+        if families.ROPE_FACTORS in header.tensors:
+            factors = read_tensor(content, header.tensors[families.ROPE_FACTORS]).float()
+            config["rope_parameters"] = families.find_llama3_rotation(
+                config["rope_parameters"]["rope_theta"], factors.tolist()
+            )
         _write_weights(folder, _iterate_tensors(content, header, config, targets))
     (folder / CONFIG).write_text(json.dumps({**config, "dtype": "float32"}, indent=2) + "\n", encoding="utf-8")
     ids: dict[str, Any] = {name: config[name] for name in ("bos_token_id", "pad_token_id") if name in config}
@@ -59,11 +54,11 @@ def match_tensors(header: GGUFHeader, config: Mapping[str, Any]) -> dict[str, st
     with MAKING, torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.for_model(config["model_type"], **settings))
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    targets = {name: name_tensor(name) for name in header.tensors if name != ROPE_FACTORS}
+    targets = {name: families.name_tensor(name) for name in header.tensors if name != families.ROPE_FACTORS}
     found = {own: header.tensors[name].shape for name, own in targets.items() if own is not None}
     if strange := next((name for name, own in targets.items() if own not in expected), None):
         raise GGUFError(
-            f"has the tensor {strange[:80]!r}, which {config['architectures'][0]} does not have", OTHER_FORM
+            f"has the tensor {strange[:80]!r}, which {config['architectures'][0]} does not have", families.OTHER_FORM
         )
     if missing := sorted(expected.keys() - found.keys()):
         raise GGUFError(f"lacks {len(missing)} tensors of its model, such as {missing[0]}")
@@ -94,7 +89,7 @@ def restore_head_order(weights: Tensor, num_heads: int) -> Tensor:
 def _iterate_tensors(
     content: mmap.mmap, header: GGUFHeader, config: Mapping[str, Any], targets: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    permutes = find_family(header).permutes_heads
+    permutes = families.find_family(header).permutes_heads
     heads = {".self_attn.q_proj.": "num_attention_heads", ".self_attn.k_proj.": "num_key_value_heads"}
     for name, own in targets.items():
         weights = read_tensor(content, header.tensors[name])

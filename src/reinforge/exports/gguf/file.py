@@ -79,7 +79,6 @@ def check_architecture(config: Any) -> list[Problem]:
 
 
 def check_tokenizer(tokenizer: Any) -> list[Problem]:
-    """Returns why the tokenizer of a model cannot be written."""
     try:
         name_pre_tokenizer(_read_definition(tokenizer))
     except ConfigError as error:

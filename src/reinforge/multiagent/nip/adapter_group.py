@@ -59,8 +59,7 @@ HTTP_NOT_FOUND = 404
 class AdapterSharedModelGroup(PureTextSharedModelGroup):
     """A group whose jobs go to a trainer adapter; see `PureTextSharedModelGroup` for the arguments."""
 
-    is_policy = False
-    """As the model of its agents (`collect_rollouts`): they set their own sampling parameters."""
+    is_policy = False  # as the model of its agents (`collect_rollouts`): they set their own sampling parameters
 
     def __init__(self, *args: Any, **keywords: Any):
         super().__init__(*args, **keywords)

@@ -83,7 +83,6 @@ class NestedArrayDict:
         return self.batch_size[0]
 
     def __iter__(self) -> Iterator[Self]:
-        """Yields each element along the first dimension of the batch."""
         return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:

@@ -23,30 +23,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from pydantic.dataclasses import dataclass
 
 from reinforge.errors import ConfigError, Problem
-from reinforge.multiagent.nip.parameters import (
-    CODE_VALIDATION,
-    DEFAULT_AGENT,
-    STRICT,
-    AgentsParameters,
-    BaseRunParameters,
-    CodeValidationAgentParameters,
-    CodeValidationParameters,
-    DatasetParameters,
-    DebateProtocolParameters,
-    MnipProtocolParameters,
-    NipProtocolParameters,
-    ParameterBlock,
-    ProtocolCommonParameters,
-    PureTextAgentParameters,
-    PureTextEiParameters,
-    PureTextGrpoParameters,
-    PureTextMaltParameters,
-    RlParameters,
-    TextRlParameters,
-    ZkProtocolParameters,
-    find_unsupported,
-    get_changed_fields,
-)
+from reinforge.multiagent.nip import parameters
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +48,11 @@ BLOCKS = (
     *("debate_protocol", "mnip_protocol", "zk_protocol", "code_validation", "dataset_options", "base_run"),
 )
 """Blocks that have their default values if they are None."""
-Agents = Annotated[dict[str, PureTextAgentParameters], AfterValidator(AgentsParameters)]
+Agents = Annotated[dict[str, parameters.PureTextAgentParameters], AfterValidator(parameters.AgentsParameters)]
 
 
-@dataclass(config=STRICT)
-class HyperParameters(ParameterBlock):
+@dataclass(config=parameters.STRICT)
+class HyperParameters(parameters.ParameterBlock):
     """One experiment."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = dict.fromkeys(OF_TENSOR_TRAINERS, TENSOR_FIX)
@@ -86,21 +63,21 @@ class HyperParameters(ParameterBlock):
     interaction_protocol: str = "nip"  # the `_type` of a protocol
     seed: int = 6198  # every random choice derives from it
     test_size: float = Field(default=0.2, gt=0, lt=1)  # share of the examples for the verdict
-    agents: Agents = Field(default_factory=AgentsParameters, validate_default=True)
+    agents: Agents = Field(default_factory=parameters.AgentsParameters, validate_default=True)
     """Parameters of each agent of the protocol, by name."""
-    rl: RlParameters = Field(default_factory=RlParameters)
-    text_rl: TextRlParameters = Field(default_factory=TextRlParameters)
-    pure_text_ei: PureTextEiParameters = Field(default_factory=PureTextEiParameters)
-    pure_text_malt: PureTextMaltParameters = Field(default_factory=PureTextMaltParameters)
-    pure_text_grpo: PureTextGrpoParameters = Field(default_factory=PureTextGrpoParameters)
-    protocol_common: ProtocolCommonParameters = Field(default_factory=ProtocolCommonParameters)
-    nip_protocol: NipProtocolParameters = Field(default_factory=NipProtocolParameters)
-    debate_protocol: DebateProtocolParameters = Field(default_factory=DebateProtocolParameters)
-    mnip_protocol: MnipProtocolParameters = Field(default_factory=MnipProtocolParameters)
-    zk_protocol: ZkProtocolParameters = Field(default_factory=ZkProtocolParameters)
-    code_validation: CodeValidationParameters = Field(default_factory=CodeValidationParameters)
-    dataset_options: DatasetParameters = Field(default_factory=DatasetParameters)
-    base_run: BaseRunParameters = Field(default_factory=BaseRunParameters)
+    rl: parameters.RlParameters = Field(default_factory=parameters.RlParameters)
+    text_rl: parameters.TextRlParameters = Field(default_factory=parameters.TextRlParameters)
+    pure_text_ei: parameters.PureTextEiParameters = Field(default_factory=parameters.PureTextEiParameters)
+    pure_text_malt: parameters.PureTextMaltParameters = Field(default_factory=parameters.PureTextMaltParameters)
+    pure_text_grpo: parameters.PureTextGrpoParameters = Field(default_factory=parameters.PureTextGrpoParameters)
+    protocol_common: parameters.ProtocolCommonParameters = Field(default_factory=parameters.ProtocolCommonParameters)
+    nip_protocol: parameters.NipProtocolParameters = Field(default_factory=parameters.NipProtocolParameters)
+    debate_protocol: parameters.DebateProtocolParameters = Field(default_factory=parameters.DebateProtocolParameters)
+    mnip_protocol: parameters.MnipProtocolParameters = Field(default_factory=parameters.MnipProtocolParameters)
+    zk_protocol: parameters.ZkProtocolParameters = Field(default_factory=parameters.ZkProtocolParameters)
+    code_validation: parameters.CodeValidationParameters = Field(default_factory=parameters.CodeValidationParameters)
+    dataset_options: parameters.DatasetParameters = Field(default_factory=parameters.DatasetParameters)
+    base_run: parameters.BaseRunParameters = Field(default_factory=parameters.BaseRunParameters)
     test_dataset_split: Literal["validation", "test"] = "test"
     """Not read: the share `test_size` is held out of the one dataset, under either name."""
     ppo: Any = None
@@ -130,13 +107,13 @@ class HyperParameters(ParameterBlock):
 
         Example: None, scenario "code_validation" -> {"_default": CodeValidationAgentParameters()}.
         """
-        is_code = info.data.get("scenario") == CODE_VALIDATION
+        is_code = info.data.get("scenario") == parameters.CODE_VALIDATION
         if not value:
-            return {DEFAULT_AGENT: CodeValidationAgentParameters()} if is_code else {}
+            return {parameters.DEFAULT_AGENT: parameters.CodeValidationAgentParameters()} if is_code else {}
         if not (is_code and isinstance(value, Mapping)):
             return value
         return {
-            name: CodeValidationAgentParameters(**params) if isinstance(params, Mapping) else params
+            name: parameters.CodeValidationAgentParameters(**params) if isinstance(params, Mapping) else params
             for name, params in value.items()
         }
 
@@ -148,8 +125,8 @@ class HyperParameters(ParameterBlock):
         return cls(**params_dict)
 
 
-@dataclass(config=STRICT)
-class ExperimentSettings(ParameterBlock):
+@dataclass(config=parameters.STRICT)
+class ExperimentSettings(parameters.ParameterBlock):
     """How an experiment is run, without influence on its result."""
 
     UNSUPPORTED: ClassVar[Mapping[str, str]] = {
@@ -172,22 +149,25 @@ class ExperimentSettings(ParameterBlock):
 
 def reject_unsupported_fields(hyper_params: HyperParameters, settings: ExperimentSettings) -> None:
     """Checks that no unsupported field is set, and warns about blocks of another trainer or protocol."""
-    problems = [*find_unsupported("hyper_params", hyper_params), *find_unsupported("settings", settings)]
+    problems = [
+        *parameters.find_unsupported("hyper_params", hyper_params),
+        *parameters.find_unsupported("settings", settings),
+    ]
     if problems:
         raise ConfigError(problems)
     if unread := _list_unread_fields(hyper_params):
         logger.warning("nothing reads %s: they are for another trainer or protocol", ", ".join(unread))
 
 
-def reject_service_chosen_fields(rl: RlParameters, agent: PureTextAgentParameters) -> None:
+def reject_service_chosen_fields(rl: parameters.RlParameters, agent: parameters.PureTextAgentParameters) -> None:
     """Checks that no field is set that a fine-tuning service chooses itself."""
     problems = []
-    if "lr" in get_changed_fields(rl):
+    if "lr" in parameters.get_changed_fields(rl):
         fix = "remove it, or set learning_rate_multiplier of the adapter `_type: openai`"
         message = f"is {rl.lr}, but the service chooses its own learning rate"
         problems.append(Problem("hyper_params.rl.lr", message, fix))
     for name in ("lora_rank", "lora_alpha_factor"):
-        if name in get_changed_fields(agent):
+        if name in parameters.get_changed_fields(agent):
             message = f"is {getattr(agent, name)}, but the service chooses how it trains"
             problems.append(Problem(f"hyper_params.agents.*.{name}", message, "remove it"))
     if problems:
@@ -204,5 +184,5 @@ def _list_unread_fields(hyper_params: HyperParameters) -> list[str]:
         f"{name}.{field}"
         for name in is_read
         if not is_read[name]
-        for field in get_changed_fields(getattr(hyper_params, name))
+        for field in parameters.get_changed_fields(getattr(hyper_params, name))
     ]

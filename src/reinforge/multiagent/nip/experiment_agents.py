@@ -143,7 +143,6 @@ def build_workflow_block(hyper_params: HyperParameters, agents: dict[str, PureTe
 
 
 def build_agent_block(hyper_params: HyperParameters, name: str, params: PureTextAgentParameters) -> dict[str, Any]:
-    """Returns an agent as an entry of `workflow.agents`."""
     sampling_fields = ("temperature", "top_p") if params.freeze_agent else ()
     supervisor_fields = () if params.use_supervisor_message == "none" else ("use_supervisor_message", "supervisor_name")
     values = {field: getattr(params, field) for field in (*PROTOCOL_FIELDS, *sampling_fields, *supervisor_fields)}

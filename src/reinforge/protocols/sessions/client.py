@@ -15,23 +15,7 @@ from reinforge.adapters.described_policy import DescribedPolicy
 from reinforge.config.schema import TrainerAdapterConfig
 from reinforge.errors import BackendError, BackendUnavailable
 from reinforge.protocols.service import KEY_REJECTED, NOT_FOUND
-from reinforge.protocols.sessions.wire import (
-    SESSIONS,
-    EncodeAnswer,
-    EncodeCall,
-    OpenSession,
-    PublishCall,
-    RestoreCall,
-    SampleAnswer,
-    SampleCall,
-    SaveCall,
-    ScoreAnswer,
-    ScoreCall,
-    SentJob,
-    SessionAnswer,
-    SessionDescription,
-    WeightsAnswer,
-)
+from reinforge.protocols.sessions import wire
 from reinforge.rollout.isolation.worker_protocol import load_error
 from reinforge.rollout.models.endpoint_config import EndpointConfig, validate_key, validate_url
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError
@@ -53,12 +37,12 @@ class HttpSession:
 
     def __init__(self, config: HttpAdapterConfig):
         self._endpoint = OpenAIEndpoint(config.endpoint, config.url, config.api_key)
-        self.description: SessionDescription | None = None
+        self.description: wire.SessionDescription | None = None
         self._beating: asyncio.Task[None] | None = None
 
-    async def open(self, **settings: Any) -> SessionDescription:
-        asked = OpenSession(key=secrets.token_hex(16), **settings)
-        self.description = await self._call(SessionDescription, "POST", "", asked)
+    async def open(self, **settings: Any) -> wire.SessionDescription:
+        asked = wire.OpenSession(key=secrets.token_hex(16), **settings)
+        self.description = await self._call(wire.SessionDescription, "POST", "", asked)
         self._beating = asyncio.create_task(self._beat())
         return self.description
 
@@ -77,28 +61,28 @@ class HttpSession:
         while True:
             await asyncio.sleep(self.description.lease_s / HEARTBEATS)
             try:
-                await self._endpoint.send("GET", f"{SESSIONS}/{self.id}")
+                await self._endpoint.send("GET", f"{wire.SESSIONS}/{self.id}")
             except (RetryableError, BackendError) as error:
                 logger.debug("the server did not answer a heartbeat: %s", error)
 
     async def ask(self, kind: type[A], method: str, path: str, call: BaseModel | None = None, **query: str) -> A:
         answer = await self._call(kind, method, f"/{self.id}/{path}", call, query)
-        if isinstance(answer, SessionAnswer) and answer.raised is not None:
+        if isinstance(answer, wire.SessionAnswer) and answer.raised is not None:
             raise load_error(answer.raised)
         return answer
 
-    async def submit(self, kind: type[A], job: SentJob) -> A:
+    async def submit(self, kind: type[A], job: wire.SentJob) -> A:
         return await self.ask(kind, "POST", "jobs", job)
 
     async def save(self, version: int, keep: list[str] | None) -> str:
         name = secrets.token_hex(16)
-        await self.ask(WeightsAnswer, "PUT", f"saves/{name}", SaveCall(version=version, keep=keep))
+        await self.ask(wire.WeightsAnswer, "PUT", f"saves/{name}", wire.SaveCall(version=version, keep=keep))
         return f"{self.id}/{name}"
 
-    async def restore(self, saved: str, version: int) -> WeightsAnswer:
+    async def restore(self, saved: str, version: int) -> wire.WeightsAnswer:
         session, _, save = saved.partition("/")
         return await self.ask(
-            WeightsAnswer, "POST", "restore", RestoreCall(session=session, save=save, version=version)
+            wire.WeightsAnswer, "POST", "restore", wire.RestoreCall(session=session, save=save, version=version)
         )
 
     async def close(self) -> None:
@@ -108,7 +92,7 @@ class HttpSession:
             self._beating = None
         if self.description is not None:
             try:
-                await self._endpoint.send("DELETE", f"{SESSIONS}/{self.id}")
+                await self._endpoint.send("DELETE", f"{wire.SESSIONS}/{self.id}")
             except (RetryableError, BackendError) as error:
                 logger.warning("the session %s could not be closed, so it will expire: %s", self.id, error)
             self.description = None
@@ -118,7 +102,7 @@ class HttpSession:
         self, kind: type[A], method: str, path: str, call: BaseModel | None, query: Mapping[str, str] | None = None
     ) -> A:
         body = None if call is None else call.model_dump(mode="json")
-        where = f"{SESSIONS}{path}"
+        where = f"{wire.SESSIONS}{path}"
         try:
             text = await self._endpoint.call(method, where, body=body, query=query or None)
         except RequestRejected as error:
@@ -178,34 +162,36 @@ class HttpAdapterConfig(TrainerAdapterConfig, name="http"):
 
 
 class HttpPolicy(DescribedPolicy):
-    def __init__(self, session: HttpSession, description: SessionDescription):
+    def __init__(self, session: HttpSession, description: wire.SessionDescription):
         super().__init__(description, description.version)
         self._session = session
 
     async def sample(self, request: ModelRequest) -> ModelReply:
         """Samples one reply; if the response is lost, another one is sampled."""
-        answer = await self._session.ask(SampleAnswer, "POST", "sample", SampleCall(request=request))
+        answer = await self._session.ask(wire.SampleAnswer, "POST", "sample", wire.SampleCall(request=request))
         if answer.reply is None:
             raise BackendError("the server answered without a reply")
         return self.note_version(answer.reply)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        call = ScoreCall(token_ids=[list(map(int, row)) for row in token_ids])
-        answer = await self._session.ask(ScoreAnswer, "POST", "score", call)
+        call = wire.ScoreCall(token_ids=[list(map(int, row)) for row in token_ids])
+        answer = await self._session.ask(wire.ScoreAnswer, "POST", "score", call)
         return [np.asarray(row, np.float32) for row in answer.logprobs]
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        answer = await self._session.ask(EncodeAnswer, "POST", "encode", EncodeCall(request=request, reply=reply))
+        answer = await self._session.ask(
+            wire.EncodeAnswer, "POST", "encode", wire.EncodeCall(request=request, reply=reply)
+        )
         if answer.tokens is None:
             raise BackendError("the server answered without tokens")
         return answer.tokens
 
     async def publish(self, version: int) -> None:
-        answer = await self._session.ask(WeightsAnswer, "POST", "publish", PublishCall(version=version))
+        answer = await self._session.ask(wire.WeightsAnswer, "POST", "publish", wire.PublishCall(version=version))
         self._version = answer.version
 
     async def fingerprint(self) -> str:
-        return (await self._session.ask(WeightsAnswer, "GET", "fingerprint")).fingerprint
+        return (await self._session.ask(wire.WeightsAnswer, "GET", "fingerprint")).fingerprint
 
     def follow(self, version: int) -> None:
         self._version = version

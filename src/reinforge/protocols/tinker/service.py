@@ -102,7 +102,6 @@ class TinkerService:
             return dict(self._training.forward_backward(made, loss, dict(config) or None).result().metrics)
 
     def forward(self, data: Sequence[ServiceDatum]) -> list[FloatArray]:
-        """Returns the log-probs of each datum's targets."""
         with self._translate("forward"):
             made = [self._make_datum(datum) for datum in data]
             outputs = self._training.forward(made, "cross_entropy").result().loss_fn_outputs

@@ -18,25 +18,7 @@ from reinforge.dialects.chat_call import BadRequest, ChatCall
 from reinforge.errors import CaptureError, did_you_mean
 from reinforge.limits import get_limits
 from reinforge.rollout.capture import Capture
-from reinforge.rollout.http.exchange import (
-    EMBEDS,
-    EVENT_STREAM,
-    ROUTES,
-    Dialect,
-    EndpointRequest,
-    EndpointResponse,
-    build_error_response,
-    check_method,
-    complete_body,
-    decode_body,
-    describe_failure,
-    describe_model,
-    find_dialect,
-    read_beside,
-    read_request,
-    respond,
-    split_count,
-)
+from reinforge.rollout.http import exchange
 from reinforge.rollout.http.routes import LLMRoutes
 
 logger = logging.getLogger(__name__)
@@ -77,7 +59,9 @@ class EpisodeEndpoint:
         self._find_llm, self.default, self.entries = find_llm, default, dict(entries)
         self.loop = asyncio.get_running_loop() if loop is None else loop
         self._capture = capture
-        self.answer_environment: Callable[[EndpointRequest], Awaitable[EndpointResponse]] | None = None
+        self.answer_environment: Callable[[exchange.EndpointRequest], Awaitable[exchange.EndpointResponse]] | None = (
+            None
+        )
         self._responses: dict[str, list[Any]] = {}
         self._routes = routes or LLMRoutes(answers_any=len(self.entries) < 2)
 
@@ -85,49 +69,49 @@ class EpisodeEndpoint:
     def is_closed(self) -> bool:
         return self._capture.closed
 
-    async def handle(self, request: EndpointRequest) -> EndpointResponse:
+    async def handle(self, request: exchange.EndpointRequest) -> exchange.EndpointResponse:
         """Answers a request, in the event loop of the handles."""
         try:
             return await self._route(request)
         except Exception as error:  # noqa: BLE001  whatever fails is told to the client
             has_ended = isinstance(error, CaptureError) and self.is_closed
-            described = build_ended() if has_ended else describe_failure(error)
-            is_call = request.method.upper() == "POST" and find_dialect(request.path.rstrip("/")) is not None
+            described = build_ended() if has_ended else exchange.describe_failure(error)
+            is_call = request.method.upper() == "POST" and exchange.find_dialect(request.path.rstrip("/")) is not None
             if is_call and described.status in REFUSED and described.code != "context_length_exceeded":
                 self._capture.refuse(f"{request.path} {described.status}: {described.message}")
             elif described.status == 404:  # not a model call, so the episode may be sound without it
                 self._warn_once("404", "%s %s: %s", request.method, request.path, described.message)
-            return build_error_response(request, described)
+            return exchange.build_error_response(request, described)
 
-    async def answer(self, request: EndpointRequest) -> EndpointResponse:
+    async def answer(self, request: exchange.EndpointRequest) -> exchange.EndpointResponse:
         if asyncio.get_running_loop() is self.loop:
             return await self.handle(request)
         if (work := self._start(request)) is None:
-            return build_error_response(request, build_ended())
+            return exchange.build_error_response(request, build_ended())
         try:
             return await asyncio.wrap_future(work)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return build_error_response(request, build_ended())
+            return exchange.build_error_response(request, build_ended())
 
-    def answer_blocking(self, request: EndpointRequest) -> EndpointResponse:
+    def answer_blocking(self, request: exchange.EndpointRequest) -> exchange.EndpointResponse:
         """Answers a request, and blocks the calling thread meanwhile; from any thread but that of the event loop."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
             running = None
         if running is self.loop:
-            return build_error_response(request, BadRequest(BLOCKING, code="blocking_call"))
+            return exchange.build_error_response(request, BadRequest(BLOCKING, code="blocking_call"))
         if (work := self._start(request)) is None:
-            return build_error_response(request, build_ended())
+            return exchange.build_error_response(request, build_ended())
         try:
             return work.result()
         except FutureCancelled:  # the run is over
-            return build_error_response(request, build_ended())
+            return exchange.build_error_response(request, build_ended())
 
-    def _start(self, request: EndpointRequest) -> Any:
+    def _start(self, request: exchange.EndpointRequest) -> Any:
         work = self.handle(request)
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -135,48 +119,51 @@ class EpisodeEndpoint:
             work.close()
             return None
 
-    async def _route(self, request: EndpointRequest) -> EndpointResponse:
+    async def _route(self, request: exchange.EndpointRequest) -> exchange.EndpointResponse:
         path = request.path.rstrip("/")
         if path == "/mcp" and self.answer_environment is not None and not self.is_closed:
             return await self.answer_environment(request)
-        called, counted = split_count(path)
-        dialect, embeds = find_dialect(called), path.endswith("/embeddings")
-        if path.endswith(EMBEDS):
+        called, counted = exchange.split_count(path)
+        dialect, embeds = exchange.find_dialect(called), path.endswith("/embeddings")
+        if path.endswith(exchange.EMBEDS):
             message = "embeddings are answered in OpenAI's form alone: POST .../v1/embeddings"
             raise BadRequest(message, status=404, code="not_found")
         if dialect is None and (path.endswith("/models") or "/models/" in path):
-            check_method(request, "GET")
-            return respond(self._describe_models(path.partition("/models/")[2]))
+            exchange.check_method(request, "GET")
+            return exchange.respond(self._describe_models(path.partition("/models/")[2]))
         if dialect is None and not embeds:
             raise BadRequest(
                 f"there is no {request.method} {request.path} here: this client reaches the model of an episode; "
-                f"it answers POST .../{', .../'.join(ROUTES)}, .../models/NAME:generateContent and GET .../models",
+                f"it answers POST .../{', .../'.join(exchange.ROUTES)}, .../models/NAME:generateContent and "
+                "GET .../models",
                 status=404,
                 code="not_found",
             )
-        check_method(request, "POST")
+        exchange.check_method(request, "POST")
         if self.is_closed:
             raise build_ended()
         if dialect is None:
-            return respond(await self._embed(await read_beside(decode_body, request.body)))
-        call = await read_beside(lambda body: self._read(dialect, path, body), request.body)
+            return exchange.respond(await self._embed(await exchange.read_beside(exchange.decode_body, request.body)))
+        call = await exchange.read_beside(lambda body: self._read(dialect, path, body), request.body)
         named = [*call.ignored, *(f"the tool {kind}, which its vendor runs" for kind in call.dropped)]
         if named:
             self._capture.ignore(named, request.headers.get("user-agent", ""))
         llm = self._find_llm(self._choose_entry(call))
         if counted:
             if (count := await llm.answer_beside("count", call.arguments)) is not None:
-                return respond({counted: count})
+                return exchange.respond({counted: count})
             message = f"{llm.model_name} is not in this process, so its tokens cannot be counted"
             raise BadRequest(f"{message}; the usage of its replies has them", status=404, code="not_found")
         completion = await llm.chat.completions.create(**call.arguments)
         if call.model:  # clients compare it with what they asked for
             completion = {**completion, "model": call.model}
-        if dialect is find_dialect("responses"):
+        if dialect is exchange.find_dialect("responses"):
             self._store(call, dialect.write_answer(completion, call))
         if call.stream:
-            return EndpointResponse(200, dict(EVENT_STREAM), dialect.open_events(call).finish(completion))
-        return respond(dialect.write_answer(completion, call))
+            return exchange.EndpointResponse(
+                200, dict(exchange.EVENT_STREAM), dialect.open_events(call).finish(completion)
+            )
+        return exchange.respond(dialect.write_answer(completion, call))
 
     async def _embed(self, body: Any) -> Any:
         """Returns the answer of an entry that has embeddings; this is not a model call, and is not recorded."""
@@ -188,14 +175,14 @@ class EpisodeEndpoint:
             raise BadRequest(message, "model", status=404, code="model_not_found")
         return await self._find_llm(found[0]).answer_beside("embed", body)
 
-    def _read(self, dialect: Dialect, path: str, content: bytes) -> ChatCall:
-        body = complete_body(path, decode_body(content))
+    def _read(self, dialect: exchange.Dialect, path: str, content: bytes) -> ChatCall:
+        body = exchange.complete_body(path, exchange.decode_body(content))
         if isinstance(body, dict) and (previous := body.get("previous_response_id")):
             if previous not in self._responses:
                 message = f"this episode has no response {str(previous)[:60]!r}; send the whole conversation in input"
                 raise BadRequest(f"previous_response_id: {message}", "previous_response_id")
             body = {**body, "previous_response_id": None, "input": [*self._responses[previous], *list_items(body)]}
-        return read_request(dialect, body, omits_content=self._capture.omits_content)
+        return exchange.read_request(dialect, body, omits_content=self._capture.omits_content)
 
     def _store(self, call: ChatCall, answer: Mapping[str, Any]) -> None:
         """Keeps a response with its conversation, which later requests may name instead of sending it."""
@@ -240,9 +227,9 @@ class EpisodeEndpoint:
     def _describe_models(self, name: str) -> dict[str, Any]:
         if name:
             self._choose_entry(ChatCall({}, name))  # every name that calls accept is a model
-            return describe_model(name)
+            return exchange.describe_model(name)
         names = dict.fromkeys([*self.entries, *self.entries.values()])
-        return {"object": "list", "data": [describe_model(each) for each in names]}
+        return {"object": "list", "data": [exchange.describe_model(each) for each in names]}
 
 
 def list_items(body: Mapping[str, Any]) -> list[Any]:

@@ -281,7 +281,6 @@ class ContainedTask(Settled[T], ABC):
         self._limit.watch(self)
 
     def get(self) -> T:
-        """Returns the result or raises the error, one that any caller may catch."""
         if not self.task.done():
             raise Abandoned
         if self.has_timed_out and (self.task.cancelled() or isinstance(self.error, asyncio.CancelledError)):

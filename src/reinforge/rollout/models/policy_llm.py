@@ -76,7 +76,6 @@ class PolicyLLM:
 
     @property
     def server(self) -> PolicyServer:
-        """The policy server."""
         server = self._find()
         if server is None:
             raise ConfigError(

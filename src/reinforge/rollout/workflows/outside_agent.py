@@ -43,8 +43,6 @@ class AgentFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideWorkflow(BoundWorkflow):
-    """A workflow with its own name."""
-
     name: str  # what messages call the agent
 
     @property

@@ -211,7 +211,6 @@ async def run_program(
 def build_command(
     command: Sequence[str], cwd: Path, max_memory_mb: int = 0, mounts: Sequence[tuple[Path, Path]] = ()
 ) -> list[str]:
-    """Returns the command of a program's supervisor."""
     supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(max_memory_mb << 20)]
     return [*supervisor, str(cwd), str(len(mounts)), *(str(path) for mount in mounts for path in mount), *command]
 

@@ -39,8 +39,6 @@ class ToolFailed(Exception):
 
 
 class AgentTool(Protocol):
-    """A tool that a policy may call."""
-
     @property
     def name(self) -> str: ...
     @property

@@ -31,12 +31,9 @@ from reinforge.limits import get_limits
 from reinforge.types.episode import EpisodeKey
 from reinforge.types.request import TokenIds
 
-LEVEL = 1
-"""Of zstandard: a higher one makes a row a few percent smaller and takes twice the time."""
-NUM_COMPARED = 8
-"""Latest calls of an episode with which a call is compared."""
-LONG_TEXT = 32
-"""Characters; escaping a string for JSON takes ten times as long as encoding it."""
+LEVEL = 1  # of zstandard: a higher one makes a row a few percent smaller and takes twice the time
+NUM_COMPARED = 8  # latest calls of an episode with which a call is compared
+LONG_TEXT = 32  # characters; escaping a string for JSON takes ten times as long as encoding it
 _HEADER = struct.Struct("<4I")
 """Bytes of the JSON, number of token ids and of log-probs, and bytes of a log-prob: 4 where that keeps all exactly."""
 _LOGPROBS = ("logprobs", "processed_logprobs")
@@ -248,7 +245,6 @@ def unpack_episode(blob: bytes) -> dict[str, Any]:
 
 
 def write_line(blob: bytes) -> bytes:
-    """Returns an episode as one line of JSON."""
     data = unpack_episode(blob)
     try:
         return dump_plain(data) + b"\n"  # all of it is plain JSON, which this writes ten times as fast as `json`

@@ -23,8 +23,7 @@ from reinforge.files import append_line, read_lines
 
 logger = logging.getLogger(__name__)
 SERVED = "served.jsonl"
-PERIOD_S = 600.0
-"""Seconds between lines, where there were requests."""
+PERIOD_S = 600.0  # seconds between lines, where there were requests
 
 Amount = Annotated[float, Field(ge=0, le=1e15)]
 

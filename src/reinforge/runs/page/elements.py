@@ -145,8 +145,6 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a chart."""
-
     name: str
     style: str  # class of the style sheet
     points: Sequence[Point]

@@ -96,7 +96,6 @@ class TorchrunGroup(EngineGroup):
     def load(
         cls, workers: TorchrunWorkers, peers: PeerSettings, policy: PolicyConfig, *, device: str, **settings: Any
     ) -> TorchrunGroup:
-        """Loads the model in every process."""
         choose_gpu(workers.place, device)
         worker = EngineWorker(0)
         group = cls(worker, WorkerLoop(worker), workers.connect())

@@ -100,7 +100,6 @@ def announce(store: SharedStore, number: int, message: str) -> None:
 
 
 def wait_for_announcement(store: SharedStore, number: int) -> str:
-    """Returns what the first process announces."""
     key = f"engines-{number}"
     try:
         while not store.check([key]):  # waiting inside of torch, no signal would be seen

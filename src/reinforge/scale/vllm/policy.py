@@ -214,7 +214,6 @@ def _find_stop(sampled: SampleRequest, token_ids: list[int]) -> int | None:
 
 
 def fill_in_tokens(sampled: SampleRequest, choice: GeneratedChoice) -> None:
-    """Sets the tokens of a reply."""
     if choice.finish_reason not in FINISH_REASONS:
         raise BackendError(f"the vLLM server ended a reply with finish_reason {choice.finish_reason!r}")
     positions = choice.logprobs.content

@@ -38,8 +38,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ProjectTemplate:
-    """A project to start from."""
-
     name: str  # its folder here, and the value of `--template`
     description: str
     data_file: str

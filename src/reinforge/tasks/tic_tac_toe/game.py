@@ -33,7 +33,6 @@ def legal_moves(board: Sequence[Square]) -> list[int]:
 
 
 def place(board: Board, square: int, side: Side) -> Board:
-    """Returns the board after `side` takes an empty square."""
     if square not in range(9) or board[square] is not None:
         raise ValueError(f"square {square + 1} is not empty; empty are {[s + 1 for s in legal_moves(board)]}")
     return (*board[:square], side, *board[square + 1 :])

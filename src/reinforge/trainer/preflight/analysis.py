@@ -193,7 +193,6 @@ def find_cut_harm(records: Sequence[EpisodeRecord]) -> bool:
 
 
 def measure_lengths(records: Sequence[EpisodeRecord], context: int | None) -> Lengths:
-    """Returns the lengths of the sampled model calls."""
     calls = [call for record in records for call in record.calls]
     replies = [(call.reply.num_prompt_tokens, reply) for call in calls for reply in call.choices]
     prompts = [prompt for prompt, _ in replies]

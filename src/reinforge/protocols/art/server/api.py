@@ -19,18 +19,11 @@ from aiohttp import web
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.files import remove_leftovers
+from reinforge.protocols.art.server import wire
 from reinforge.protocols.art.server.earlier_steps import EarlierSteps, ModelStep
 from reinforge.protocols.art.server.model import ARTJob, ARTModel
 from reinforge.protocols.art.server.records import JobResult, ModelFolder, ModelRecord
 from reinforge.protocols.art.server.trajectories import SampledReplies
-from reinforge.protocols.art.server.wire import (
-    answer_page,
-    describe_events,
-    read_name,
-    read_object,
-    read_steps,
-    read_trainer_args,
-)
 from reinforge.serving.loading import BaseModels, TrainingHost, find_bases, lock_folder
 from reinforge.serving.models import ServedModel, ServedModels
 from reinforge.serving.routes import ApiError, Feature, abortable, count_retries, make_id, read_json, write_json
@@ -155,10 +148,10 @@ class ARTApi(Feature):
         if request.query.get("order") == "desc":
             steps.reverse()
         rows = [{"id": f"{model.record.id}-step-{step}", "step": step, "metrics": {}} for step in steps]
-        return answer_page(request, rows)
+        return wire.answer_page(request, rows)
 
     async def delete_checkpoints(self, request: web.Request) -> web.Response:
-        model, wanted = self._get_model(request), read_steps(await read_json(request), "steps")
+        model, wanted = self._get_model(request), wire.read_steps(await read_json(request), "steps")
         known = sorted({step for step in wanted if step in model.list_earlier()})
         for step in known:
             await self._remove_step(model, step)
@@ -171,14 +164,14 @@ class ARTApi(Feature):
         model = self._trained.get(id_) if isinstance(id_, str) else None
         if model is None:
             raise ApiError(404, f"there is no model {str(id_)[:200]!r}", param="model_id", code="model_not_found")
-        settings = read_object(body, "experimental_config")
+        settings = wire.read_object(body, "experimental_config")
         groups = body.get("trajectory_groups")
         if count_retries(request) and (id_ := model.find_repeated(groups, settings)) is not None:
             return write_json({"id": id_})
         return write_json({"id": (await self._submit(model, groups, settings)).id})
 
     async def list_events(self, request: web.Request) -> web.Response:
-        return answer_page(request, describe_events(self._get_job(request.match_info["id"])))
+        return wire.answer_page(request, wire.describe_events(self._get_job(request.match_info["id"])))
 
     async def refuse_sft(self, request: web.Request) -> web.Response:
         message = "this server reads no training data from a URL; upload it and use /v1/fine_tuning/jobs"
@@ -201,7 +194,7 @@ class ARTApi(Feature):
 
     async def keep_steps(self, request: web.Request) -> web.Response:
         body = await read_json(request)
-        model, kept = await self._find_described(body.get("model")), read_steps(body, "steps_to_keep")
+        model, kept = await self._find_described(body.get("model")), wire.read_steps(body, "steps_to_keep")
         for step in model.list_earlier():
             if step not in kept:
                 await self._remove_step(model, step)
@@ -211,8 +204,8 @@ class ARTApi(Feature):
     async def train(self, request: web.Request) -> web.StreamResponse:
         body = await read_json(request, trains=True)
         model = await self._find_described(body.get("model"))
-        given = read_object(body, "config") | read_object(body, "dev_config")
-        settings = given | read_trainer_args(body["model"])
+        given = wire.read_object(body, "config") | wire.read_object(body, "dev_config")
+        settings = given | wire.read_trainer_args(body["model"])
         job = await asyncio.shield(self._submit(model, body.get("trajectory_groups"), settings))
         response = web.StreamResponse(headers={"content-type": "application/x-ndjson"})
         await response.prepare(request)
@@ -316,8 +309,8 @@ class ARTApi(Feature):
 
 
 def _read_names(body: Mapping[str, Any]) -> tuple[str, str, str]:
-    entity, project = read_name(body, "entity", LOCAL_ENTITY), read_name(body, "project", DEFAULT_PROJECT)
-    return entity, project, read_name(body, "name", None)
+    entity, project = wire.read_name(body, "entity", LOCAL_ENTITY), wire.read_name(body, "project", DEFAULT_PROJECT)
+    return entity, project, wire.read_name(body, "name", None)
 
 
 def _name_step(record: ModelRecord, step: int) -> tuple[str, str]:

@@ -131,7 +131,6 @@ class ModelFolder:
         return None if found is None else JobResult(**found)
 
     def list_jobs(self) -> list[str]:
-        """Returns the ids of all jobs, the oldest first."""
         requests = [path / "request.json" for path in (self.path / "jobs").iterdir()]
         known = [(path.stat().st_mtime_ns, path.parent.name) for path in requests if path.is_file()]
         return [id_ for _, id_ in sorted(known)]

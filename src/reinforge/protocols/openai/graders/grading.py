@@ -18,18 +18,8 @@ from typing import Any
 
 from reinforge.errors import ConfigError, ContextOverflow, InvalidCall, ReinforgeError, describe_error
 from reinforge.evaluation.answers import UnusableOutputError
+from reinforge.evaluation.evaluators import judging
 from reinforge.evaluation.evaluators.base import run_beside
-from reinforge.evaluation.evaluators.judging import (
-    InvalidVerdictError,
-    JudgeConfig,
-    NoVerdictError,
-    Quotation,
-    ask_for_verdict,
-    build_schema,
-    check_reason,
-    check_score,
-    parse_reply,
-)
 from reinforge.interfaces import ChatModel
 from reinforge.protocols.openai.graders.formula import Formula, FormulaError
 from reinforge.protocols.openai.graders.python_grader import PythonFailed, PythonGraders
@@ -151,7 +141,7 @@ class Grading:
             grade.is_too_long = isinstance(error, TooLongError)
         except PythonFailed as error:
             grade.errors["python_grader_runtime_error"] = str(error)
-        except NoVerdictError as error:
+        except judging.NoVerdictError as error:
             grade.errors["model_grader_parse_error"] = str(error)
         except (ReinforgeError, OSError, ContextOverflow, InvalidCall) as error:
             is_model = isinstance(grader, ScoreModel | LabelModel) and not isinstance(error, ConfigError)
@@ -176,8 +166,8 @@ class Grading:
             raise ConfigError(f"there is no model {grader.model!r} to grade with")
         model = await self._find_model(grader.model)
         judge = _CountedJudge(model, grader, grade.tokens.setdefault(grader.model, {}))
-        quotation = Quotation(
-            grader.name, {"output": sample.output_text}, JudgeConfig.model_fields["max_chars"].default
+        quotation = judging.Quotation(
+            grader.name, {"output": sample.output_text}, judging.JudgeConfig.model_fields["max_chars"].default
         )
 
         def quote(text: str) -> str:
@@ -191,7 +181,7 @@ class Grading:
         ]
         sampling = grader.sampling_params
         limit = sampling.max_completions_tokens if sampling is not None else None
-        config = JudgeConfig(
+        config = judging.JudgeConfig(
             llm=grader.model,
             rubric=grader.name,
             temperature=(sampling.temperature if sampling is not None else None) or 0.0,
@@ -200,14 +190,18 @@ class Grading:
         if isinstance(grader, LabelModel):
             form = f'{{"reason": "one sentence", "label": one of {", ".join(grader.labels)}}}'
             rules: Message = {"role": "system", "content": JUDGE_RULES.format(key=quotation.key, form=form)}
-            schema = build_schema(label={"type": "string", "enum": list(grader.labels)})
-            label = await ask_for_verdict(judge, config, [rules, *messages], schema, partial(_parse_label, grader))
+            schema = judging.build_schema(label={"type": "string", "enum": list(grader.labels)})
+            label = await judging.ask_for_verdict(
+                judge, config, [rules, *messages], schema, partial(_parse_label, grader)
+            )
             return float(label in grader.passing_labels)
         low, high = grader.range
         form = f'{{"reason": "one sentence", "score": a number from {low:g} to {high:g}}}'
         rules = {"role": "system", "content": JUDGE_RULES.format(key=quotation.key, form=form)}
-        schema = build_schema(score={"type": "number", "minimum": low, "maximum": high})
-        return await ask_for_verdict(judge, config, [rules, *messages], schema, partial(_parse_score, low, high))
+        schema = judging.build_schema(score={"type": "number", "minimum": low, "maximum": high})
+        return await judging.ask_for_verdict(
+            judge, config, [rules, *messages], schema, partial(_parse_score, low, high)
+        )
 
 
 def _compare(grader: StringCheck | TextSimilarity, item: Mapping[str, Any], sample: GradedSample) -> float:
@@ -227,13 +221,13 @@ def check_string(operation: str, text: str, reference: str) -> bool:
 
 
 def _parse_score(low: float, high: float, text: str) -> float:
-    verdict = parse_reply(text, ["score"])
-    check_reason(verdict)
-    return check_score(verdict["score"], low, high)
+    verdict = judging.parse_reply(text, ["score"])
+    judging.check_reason(verdict)
+    return judging.check_score(verdict["score"], low, high)
 
 
 def _parse_label(grader: LabelModel, text: str) -> str:
-    label = parse_reply(text, ["label"])["label"]
+    label = judging.parse_reply(text, ["label"])["label"]
     if label not in grader.labels:
-        raise InvalidVerdictError(f"the label is {str(label)[:40]!r}; allowed: {', '.join(grader.labels)}")
+        raise judging.InvalidVerdictError(f"the label is {str(label)[:40]!r}; allowed: {', '.join(grader.labels)}")
     return str(label)

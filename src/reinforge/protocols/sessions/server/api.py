@@ -26,23 +26,6 @@ from reinforge.files import make_private_folder
 from reinforge.limits import get_limits
 from reinforge.protocols.sessions import wire
 from reinforge.protocols.sessions.server.session import TrainingSession, read_settings
-from reinforge.protocols.sessions.wire import (
-    KEY_PATTERN,
-    SESSIONS,
-    EncodeAnswer,
-    EncodeCall,
-    OpenSession,
-    PublishCall,
-    RestoreCall,
-    SampleAnswer,
-    SampleCall,
-    SaveCall,
-    ScoreAnswer,
-    ScoreCall,
-    SessionAnswer,
-    StatusAnswer,
-    WeightsAnswer,
-)
 from reinforge.rollout.http.access import read_body
 from reinforge.rollout.http.exchange import check_body, read_beside
 from reinforge.rollout.isolation.worker_protocol import dump_error
@@ -77,15 +60,15 @@ class SessionLimits:
 
 
 def _answering(
-    handler: Callable[[SessionsApi, web.Request], Awaitable[SessionAnswer]],
+    handler: Callable[[SessionsApi, web.Request], Awaitable[wire.SessionAnswer]],
 ) -> Callable[[SessionsApi, web.Request], Awaitable[web.Response]]:
     @wraps(handler)
     async def answer(api: SessionsApi, request: web.Request) -> web.Response:
         try:
             found = await handler(api, request)
-            if isinstance(found, StatusAnswer) and found.status is not None and found.status.message:
+            if isinstance(found, wire.StatusAnswer) and found.status is not None and found.status.message:
                 named = {"message": hide_paths(found.status.message)}
-                found = StatusAnswer(status=found.status.model_copy(update=named))
+                found = wire.StatusAnswer(status=found.status.model_copy(update=named))
         except BadRequest:
             raise
         except ValidationError as error:
@@ -94,7 +77,7 @@ def _answering(
             if isinstance(error, BackendError):
                 logger.warning("a call of a session failed: %s", error)
             raised = dump_error(error)
-            found = SessionAnswer(raised={**raised, "text": hide_paths(raised["text"])})
+            found = wire.SessionAnswer(raised={**raised, "text": hide_paths(raised["text"])})
         return web.Response(text=found.model_dump_json(), content_type="application/json")
 
     return answer
@@ -110,9 +93,9 @@ class SessionsApi(Feature):
         self._watching: asyncio.Task[None] | None = None
 
     def routes(self) -> list[web.RouteDef]:
-        one = f"{SESSIONS}/{{id}}"
+        one = f"{wire.SESSIONS}/{{id}}"
         return [
-            web.post(SESSIONS, self.open),
+            web.post(wire.SESSIONS, self.open),
             web.get(one, self.show),
             web.delete(one, self.end),
             web.post(f"{one}/sample", self.sample),
@@ -122,7 +105,7 @@ class SessionsApi(Feature):
             web.get(f"{one}/jobs", self.show_job),
             web.post(f"{one}/publish", self.publish),
             web.get(f"{one}/fingerprint", self.show_fingerprint),
-            web.put(f"{one}/saves/{{save:{KEY_PATTERN[1:-1]}}}", self.save),
+            web.put(f"{one}/saves/{{save:{wire.KEY_PATTERN[1:-1]}}}", self.save),
             web.post(f"{one}/restore", self.restore),
         ]
 
@@ -152,7 +135,7 @@ class SessionsApi(Feature):
 
     async def open(self, request: web.Request) -> web.Response:
         try:
-            opened = await _read(OpenSession, request)
+            opened = await _read(wire.OpenSession, request)
         except ValidationError as error:
             raise refuse_invalid(error) from None
         async with self._opening:
@@ -164,7 +147,7 @@ class SessionsApi(Feature):
             session.seen_s = time.monotonic()
         return write_json({**session.describe(), "lease_s": self._limits.lease_s})
 
-    async def _open(self, opened: OpenSession) -> TrainingSession:
+    async def _open(self, opened: wire.OpenSession) -> TrainingSession:
         config = read_settings(opened, self._bases, self._device)
         await self._make_room()
         id_ = secrets.token_hex(16)
@@ -217,71 +200,71 @@ class SessionsApi(Feature):
 
     @abortable
     @_answering
-    async def sample(self, request: web.Request) -> SessionAnswer:
-        session, call = self._find(request), await _read(SampleCall, request)
+    async def sample(self, request: web.Request) -> wire.SessionAnswer:
+        session, call = self._find(request), await _read(wire.SampleCall, request)
         session.check_request(call.request)
-        return SampleAnswer(reply=await session.policy.sample(call.request))
+        return wire.SampleAnswer(reply=await session.policy.sample(call.request))
 
     @abortable
     @_answering
-    async def score(self, request: web.Request) -> SessionAnswer:
-        session, call = self._find(request), await _read(ScoreCall, request, trains=True)
+    async def score(self, request: web.Request) -> wire.SessionAnswer:
+        session, call = self._find(request), await _read(wire.ScoreCall, request, trains=True)
         rows = await session.policy.score(call.token_ids)
-        return ScoreAnswer(logprobs=[[float(value) for value in row] for row in rows])
+        return wire.ScoreAnswer(logprobs=[[float(value) for value in row] for row in rows])
 
     @abortable
     @_answering
-    async def encode(self, request: web.Request) -> SessionAnswer:
-        session, call = self._find(request), await _read(EncodeCall, request)
+    async def encode(self, request: web.Request) -> wire.SessionAnswer:
+        session, call = self._find(request), await _read(wire.EncodeCall, request)
         tokens = await session.policy.encode(call.request, call.reply)
         assert isinstance(tokens, TokenLogprobs)  # the engine has them
-        return EncodeAnswer(tokens=tokens)
+        return wire.EncodeAnswer(tokens=tokens)
 
     @_answering
-    async def submit(self, request: web.Request) -> SessionAnswer:
+    async def submit(self, request: web.Request) -> wire.SessionAnswer:
         session, limits = self._find(request), request.config_dict[LIMITS]
         body = await read_body(request, max_bytes=self._limits.max_job_bytes, timeout_s=limits.body_timeout_s)
         collection, content = await read_beside(session.read_job, check_body(body, get_limits().training_values))
-        return StatusAnswer(status=await session.submit(collection, content))
+        return wire.StatusAnswer(status=await session.submit(collection, content))
 
     @abortable
     @_answering
-    async def show_job(self, request: web.Request) -> SessionAnswer:
+    async def show_job(self, request: web.Request) -> wire.SessionAnswer:
         session, query = self._find(request), request.query
         try:
             wait_s = min(MAX_WAIT_S, max(0.0, float(query.get("wait_s", "0"))))
         except ValueError:
             raise ApiError(422, "wait_s: expected a number of seconds", param="wait_s") from None
         try:
-            return StatusAnswer(status=await session.wait(query.get("job_key", ""), wait_s))
+            return wire.StatusAnswer(status=await session.wait(query.get("job_key", ""), wait_s))
         finally:
             session.seen_s = time.monotonic()
 
     @_answering
-    async def publish(self, request: web.Request) -> SessionAnswer:
-        session, call = self._find(request), await _read(PublishCall, request)
+    async def publish(self, request: web.Request) -> wire.SessionAnswer:
+        session, call = self._find(request), await _read(wire.PublishCall, request)
         await session.publish(call.version)
         return await _describe_weights(session)
 
     @_answering
-    async def show_fingerprint(self, request: web.Request) -> SessionAnswer:
+    async def show_fingerprint(self, request: web.Request) -> wire.SessionAnswer:
         return await _describe_weights(self._find(request))
 
     @_answering
-    async def save(self, request: web.Request) -> SessionAnswer:
-        session, call = self._find(request), await _read(SaveCall, request)
+    async def save(self, request: web.Request) -> wire.SessionAnswer:
+        session, call = self._find(request), await _read(wire.SaveCall, request)
         await session.save(request.match_info["save"], call, lambda id_: self._folder / id_)
         return await _describe_weights(session)
 
     @_answering
-    async def restore(self, request: web.Request) -> SessionAnswer:
-        session, call = self._find(request), await _read(RestoreCall, request)
+    async def restore(self, request: web.Request) -> wire.SessionAnswer:
+        session, call = self._find(request), await _read(wire.RestoreCall, request)
         await session.restore(call, self._folder / call.session)
         return await _describe_weights(session)
 
 
-async def _describe_weights(session: TrainingSession) -> WeightsAnswer:
-    return WeightsAnswer(version=session.policy.version, fingerprint=await session.policy.fingerprint())
+async def _describe_weights(session: TrainingSession) -> wire.WeightsAnswer:
+    return wire.WeightsAnswer(version=session.policy.version, fingerprint=await session.policy.fingerprint())
 
 
 async def _read(kind: type[B], request: web.Request, *, trains: bool = False) -> B:

@@ -24,16 +24,9 @@ from reinforge.engine.model.preflight import check_adapters, check_policy
 from reinforge.engine.packages import check_packages
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import PolicyServer
+from reinforge.protocols.tinker.server import requests
 from reinforge.protocols.tinker.server.checkpoints import SCHEME, CheckpointStore, TinkerPath, format_time
 from reinforge.protocols.tinker.server.futures import TinkerFutures
-from reinforge.protocols.tinker.server.requests import (
-    CreateSession,
-    FinishSession,
-    OfSession,
-    RetrieveFuture,
-    WeightsPath,
-    read,
-)
 from reinforge.protocols.tinker.server.sampling import TinkerSampling
 from reinforge.protocols.tinker.server.sessions import TinkerSessions
 from reinforge.protocols.tinker.server.slots import BASE, AdapterSlots, SnapshotPolicy, list_slots
@@ -199,17 +192,17 @@ class TinkerApi(Feature):
         return write_json({"supported_models": [{"model_name": name, **model} for name in self.base.names]})
 
     async def _create_session(self, request: web.Request) -> web.Response:
-        body = await read(CreateSession, request)
+        body = await requests.read(requests.CreateSession, request)
         key = request.headers.get("x-idempotency-key")
         session = self.sessions.open(body.user_metadata, body.display_name, key)
         return write_json({"type": "create_session", "session_id": session.id, "info_message": NOTICE})
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
-        self.sessions.find((await read(OfSession, request)).session_id)
+        self.sessions.find((await requests.read(requests.OfSession, request)).session_id)
         return write_json({"type": "session_heartbeat"})
 
     async def _finish_session(self, request: web.Request) -> web.Response:
-        await read(FinishSession, request)
+        await requests.read(requests.FinishSession, request)
         await self.sessions.end(request.match_info["session"])
         return write_json({})
 
@@ -234,7 +227,7 @@ class TinkerApi(Feature):
 
     @abortable
     async def _retrieve(self, request: web.Request) -> web.Response:
-        body = await read(RetrieveFuture, request)
+        body = await requests.read(requests.RetrieveFuture, request)
         result = await self.futures.wait(body.request_id, POLL_S)
         if result is None:  # with 408 the SDK asks again at once, and says nothing
             waiting = {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
@@ -242,11 +235,11 @@ class TinkerApi(Feature):
         return web.Response(body=result.body, content_type=result.content_type)
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        self.futures.cancel((await read(RetrieveFuture, request)).request_id)
+        self.futures.cancel((await requests.read(requests.RetrieveFuture, request)).request_id)
         return write_json({})
 
     async def _weights_info(self, request: web.Request) -> web.Response:
-        path = TinkerPath.parse((await read(WeightsPath, request)).tinker_path)
+        path = TinkerPath.parse((await requests.read(requests.WeightsPath, request)).tinker_path)
         note = await asyncio.to_thread(self._checkpoints.read, path)
         trained = {"train_unembed": False, "train_mlp": True, "train_attn": True}
         return write_json({"base_model": note.base_model, "is_lora": True, "lora_rank": note.rank, **trained})

@@ -27,8 +27,6 @@ MIN_CONTEXT = 8  # least number of leading positions without a number that are c
 
 @dataclass(frozen=True, slots=True)
 class TinkerLoss:
-    """A loss that clients can ask for."""
-
     build: Callable[[Mapping[str, float]], LossSpec]  # returns the engine's loss for the values of `settings`
     numbers: tuple[str, ...] = ("logprobs", "advantages")
     """The arrays that it reads besides the target tokens; the last one is the advantage or the weight."""

@@ -43,8 +43,6 @@ class TinkerSampler:
 
 @dataclass(eq=False)
 class TinkerModel:
-    """A model that a client trains."""
-
     id: str
     slot: str
     note: CheckpointNote

@@ -130,7 +130,6 @@ class AdapterSlots:
         return await self.run(lambda: self.engine.read_adapter(slot))
 
     async def save(self, slot: str, folder: Path, note: Callable[[Path], None], *, with_training: bool) -> None:
-        """Writes a slot's weights as a checkpoint."""
 
         def write(staged: Path) -> None:
             self.engine.write(staged, self.engine.policies[slot].version, slot, with_training)

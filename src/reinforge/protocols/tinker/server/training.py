@@ -15,20 +15,10 @@ from typing import Any
 from aiohttp import web
 
 from reinforge.errors import EngineError, did_you_mean
+from reinforge.protocols.tinker.server import requests
 from reinforge.protocols.tinker.server.checkpoints import CheckpointNote, CheckpointStore, TinkerPath, make_note
 from reinforge.protocols.tinker.server.futures import Job, TinkerFutures, TinkerResult, build_json, build_proto
 from reinforge.protocols.tinker.server.losses import build_batch, find_loss
-from reinforge.protocols.tinker.server.requests import (
-    CreateModel,
-    LoadWeights,
-    OfModel,
-    OptimizerFamily,
-    OptimStep,
-    SaveExternal,
-    SaveForSampler,
-    SaveWeights,
-    read,
-)
 from reinforge.protocols.tinker.server.sessions import TinkerModel, TinkerSampler, TinkerSession, TinkerSessions
 from reinforge.protocols.tinker.server.slots import AdapterSlots, Snapshot
 from reinforge.protocols.tinker.server.wire import CONTENT_TYPE, parse_request, read_config, read_data, write_output
@@ -72,7 +62,7 @@ class TinkerParts:
 
 class TinkerTraining(TinkerParts):
     async def create_model(self, http: web.Request) -> web.Response:
-        request = await read(CreateModel, http)
+        request = await requests.read(requests.CreateModel, http)
         session = self._sessions.find(request.session_id)
         model_id = f"{session.id}:train:{request.model_seq_id}"
 
@@ -135,7 +125,7 @@ class TinkerTraining(TinkerParts):
         return write_json({"request_id": request_id, "model_id": model_id})
 
     async def get_info(self, http: web.Request) -> web.Response:
-        model = self._sessions.find_model((await read(OfModel, http)).model_id)
+        model = self._sessions.find_model((await requests.read(requests.OfModel, http)).model_id)
         asked = model.note.base_model
         data = {"arch": self.base.arch, "model_name": asked, "tokenizer_id": self.base.tokenizer}
         info = {"type": "get_info", "model_data": data, "model_id": model.id, "model_name": asked}
@@ -168,7 +158,7 @@ class TinkerTraining(TinkerParts):
         return build_proto(write_output(logprobs, {"loss:sum": report.loss}))
 
     async def optim_step(self, http: web.Request) -> web.Response:
-        request = await read(OptimStep, http)
+        request = await requests.read(requests.OptimStep, http)
 
         async def step() -> TinkerResult:
             model = self._sessions.find_model(request.model_id)
@@ -198,7 +188,7 @@ class TinkerTraining(TinkerParts):
         return self._submit(http, request.model_id, request.seq_id, step)
 
     async def save_weights(self, http: web.Request) -> web.Response:
-        request = await read(SaveWeights, http)
+        request = await requests.read(requests.SaveWeights, http)
 
         async def save() -> TinkerResult:
             model = self._sessions.find_model(request.model_id)
@@ -210,14 +200,16 @@ class TinkerTraining(TinkerParts):
 
         return self._submit(http, request.model_id, request.seq_id, save)
 
-    async def _save(self, model: TinkerModel, path: TinkerPath, request: SaveWeights | SaveForSampler) -> None:
+    async def _save(
+        self, model: TinkerModel, path: TinkerPath, request: requests.SaveWeights | requests.SaveForSampler
+    ) -> None:
         note = make_note(model.note, ttl_seconds=request.ttl_seconds, user_metadata=request.user_metadata)
         folder = self._checkpoints.find_folder(path)
         folder.parent.mkdir(parents=True, exist_ok=True)
         await self._slots.save(model.slot, folder, note.write, with_training=path.kind == "weights")
 
     async def save_for_sampler(self, http: web.Request) -> web.Response:
-        request = await read(SaveForSampler, http)
+        request = await requests.read(requests.SaveForSampler, http)
 
         async def save() -> TinkerResult:
             model = self._sessions.find_model(request.model_id)
@@ -252,7 +244,7 @@ class TinkerTraining(TinkerParts):
         return sampler_id
 
     async def save_external(self, http: web.Request) -> web.Response:
-        request = await read(SaveExternal, http)
+        request = await requests.read(requests.SaveExternal, http)
 
         async def refuse() -> TinkerResult:
             raise ValueError(
@@ -263,7 +255,7 @@ class TinkerTraining(TinkerParts):
         return self._submit(http, request.model_id, request.seq_id, refuse)
 
     async def load_weights(self, http: web.Request) -> web.Response:
-        request = await read(LoadWeights, http)
+        request = await requests.read(requests.LoadWeights, http)
         if request.session_id is None:
             if request.model_id is None:
                 raise ApiError(400, "either session_id or model_id is needed", param="session_id")
@@ -289,14 +281,14 @@ class TinkerTraining(TinkerParts):
 
         return self._submit_alone(model_id, create)
 
-    async def _load(self, request: LoadWeights) -> TinkerResult:
+    async def _load(self, request: requests.LoadWeights) -> TinkerResult:
         assert request.model_id is not None
         model, note = self._sessions.find_model(request.model_id), await self._read_note(request)
         if note.rank != model.note.rank:
             raise ValueError(f"{request.path} has the rank {note.rank}, but the model has {model.note.rank}")
         return await self._load_into(model, request, note)
 
-    async def _read_note(self, request: LoadWeights) -> CheckpointNote:
+    async def _read_note(self, request: requests.LoadWeights) -> CheckpointNote:
         path = TinkerPath.parse(request.path)
         if request.optimizer and path.kind != "weights":
             raise ValueError(f"{request.path} has no optimizer state; save_weights writes it, and has other paths")
@@ -304,12 +296,12 @@ class TinkerTraining(TinkerParts):
         self.base.check(request.base_model or note.base_model)
         return note
 
-    async def _load_into(self, model: TinkerModel, request: LoadWeights, note: CheckpointNote) -> TinkerResult:
+    async def _load_into(self, model: TinkerModel, request: requests.LoadWeights, note: CheckpointNote) -> TinkerResult:
         folder = self._checkpoints.find_folder(TinkerPath.parse(request.path))
         await self._slots.load(model.slot, folder, note.rank, with_training=request.optimizer)
         return build_json({"path": request.path, "model_id": model.id, "type": "load_weights"})
 
 
-def _check_optimizer(family: OptimizerFamily | None) -> None:
+def _check_optimizer(family: requests.OptimizerFamily | None) -> None:
     if family is not None and family.type != "adamw":
         raise ValueError(f"the optimizer {family.type!r} is not supported; use adamw")

@@ -126,7 +126,6 @@ def _read_array(data: bytes, dtype: type[np.generic], where: str) -> np.ndarray:
 
 
 def write_output(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -> bytes:
-    """Returns the result of forward_backward."""
     output = _find_messages()["ForwardBackwardOutput"](loss_fn_output_type=ARRAYS)
     record = output.loss_fn_outputs.add(type_tag=ARRAYS, num_datums=len(logprobs))
     ends = np.cumsum([0, *(len(row) for row in logprobs)], dtype="<i8") * 4
