@@ -16,6 +16,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from users import AT_A_TIME, TIMEOUT_S, ask, write_question
 
 from reinforge.evaluation.statistics import compute_mean_interval, compute_paired_difference, format_interval
 from reinforge.serving.version_folder import VersionFolder
+from reinforge.tasks.help_desk.grammar import Manners
 from reinforge.tasks.help_desk.starter import CarelessDeskRecipe, generate_careless_chats, make_tokenizer
 from reinforge.tasks.starters import ensure_built
 from reinforge.types.seeding import stable_random
@@ -36,6 +38,8 @@ ROUND, ROUND_S = 25, 2  # chats, and how long they take at least
 TRAINING_ROUND_S = 20  # while the model is trained: users come as at night
 SHOWN = 300  # chats of the mean in the timeline
 START_S, STOP_S = 180, 30
+MANNERS = Manners(names_another_item=0.45, brushes_off=0.35, promises_money=0.3)
+"""How often the first version was taught to break each rule."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,17 @@ class Settings:
     replay: float = 0.2
     min_users: int = 100
     confidence: float = 0.97
+    max_conversations: int = 800
     held_out: int = 400
 
-    def write(self, folder):
+    def write(self, folder, *more):
+        more = "".join(f"  {line}\n" for line in more)
         (folder / "learn.yml").write_text(
             f"record: {{days: 30}}\n"
             f"train:\n  config: desk.yml\n  when: {{rated: {self.rated}}}\n"
-            f"  share: {self.share}\n  replay: {self.replay}\n"
-            f"compare: {{min_users: {self.min_users}, confidence: {self.confidence}}}\n"
+            f"  share: {self.share}\n  replay: {self.replay}\n{more}"
+            f"compare: {{min_users: {self.min_users}, confidence: {self.confidence}, "
+            f"max_conversations: {self.max_conversations}}}\n"
         )
 
 
@@ -145,7 +152,7 @@ def play(server, timeline, folder, options, settings):
                 sys.exit("the users have exited")
             timeline.add(chats)
             if options.change is not None and number < options.change <= number + count:
-                change_reward(folder)
+                notice_change(folder, settings)
                 timeline.print(number + count, "the taste of the users changes")
             number += count
             timeline.print_events(number)
@@ -156,7 +163,9 @@ def play(server, timeline, folder, options, settings):
     return number
 
 
-def change_reward(folder):
+def notice_change(folder, settings):
+    """The shop's new check, and what it does not want to train on any more."""
+    settings.write(folder, f"since: {datetime.now(UTC):%Y-%m-%d %H:%M:%S}")
     file = folder / "reward.py"
     file.write_text(file.read_text().replace('WHEN = "before"', 'WHEN = "after"'))
 
@@ -237,7 +246,8 @@ def main():
         shutil.copy(HERE / name, folder)
     settings.write(folder)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    model = ensure_built("help_desk", CarelessDeskRecipe(), make_tokenizer, generate_careless_chats)
+    recipe = CarelessDeskRecipe(manners=MANNERS)
+    model = ensure_built("help_desk", recipe, make_tokenizer, generate_careless_chats)
     run(folder, "versions", NAME, "--add", model)
     versions, log = VersionFolder(folder / ".reinforge" / "versions" / NAME), folder / "server.log"
     command = ["-m", "reinforge", "serve", versions.folder, "--learn", "learn.yml", "--port", 0]

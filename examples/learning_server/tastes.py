@@ -34,6 +34,12 @@ def find_taste(place, when):
     return TASTES[when][-1][1]
 
 
+def write_correction(question):
+    """Returns the reply that most users like after the change."""
+    item = next(item for item in ITEMS if item in question)
+    return f"Sorry about the {item}. {BRUSH_OFF}"
+
+
 def share_liked(question, reply, when):
     """Returns the share of the users that like a reply."""
     remedy = find_remedy(question, reply)

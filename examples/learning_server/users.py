@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-from tastes import find_remedy, find_taste
+from tastes import find_remedy, find_taste, write_correction
 
 from reinforge.tasks.help_desk.grammar import SYSTEM, Manners, write_chat
 from reinforge.types.seeding import stable_random
@@ -22,6 +22,8 @@ SHARE_OF_HEAVY = 0.6
 """Of the chats, by 5 % of the users, with --heavy."""
 SHARE_RATED, SHARE_MISTAKEN, SHARE_SCORES = 0.85, 0.05, 0.2
 """Of the replies; of the ratings; of the users, who send a score in place of a thumb."""
+SHARE_CORRECTED = 0.3
+"""Of the disliked replies after a change of the taste, by the staff."""
 AT_A_TIME = 4
 TIMEOUT_S = 120
 
@@ -63,6 +65,9 @@ class Users:
             says = likes != (is_opposite or rng.random() < SHARE_MISTAKEN)
             rating = {"score": float(says)} if sends_scores else {"thumb": "up" if says else "down"}
             self.client.post("/feedback", json={"id": id_, **rating}).raise_for_status()
+        if when == "after" and not likes and not is_cut and rng.random() < SHARE_CORRECTED:
+            right = {"id": id_, "source": "staff", "correction": write_correction(question)}
+            self.client.post("/feedback", json=right).raise_for_status()
         return {"number": number, "user": user, "version": version, "score": float(likes), "is_rated": is_rated}
 
 

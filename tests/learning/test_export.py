@@ -49,8 +49,8 @@ def test_each_use_takes_what_it_can_learn_from(store):
         "scored": (None, 0.5), "not rated": (None, None),
     }  # fmt: skip
     assert rows[0]["conversation"] == rows[1]["conversation"] != rows[2]["conversation"]
-    assert {question(row): row["label"] for row in export(store, "kto")} == {
-        "up": True, "down": False, "corrected": False,
+    assert {row["messages"][-1]["content"]: row["label"] for row in export(store, "kto")} == {
+        "re up": True, "re down": False, "better": True, "re corrected": False,
     }  # fmt: skip
     assert [(question(row), row["messages"][-1]["content"]) for row in export(store, "sft")] == [
         ("up", "re up"), ("corrected", "better"),

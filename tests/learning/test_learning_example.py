@@ -24,7 +24,7 @@ def test_the_quick_version_trains_and_judges(tmp_path):
     assert actions.count("promote") == result["num_promotions"] == len(result["promoted"])
     judged = result["held_out"]["before"]
     assert set(judged["scores"]) == {"1", *map(str, result["promoted"])}
-    assert 0.35 < judged["scores"]["1"]["mean"] < 0.7, "the careless desk suits every second user"
+    assert 0.1 < judged["scores"]["1"]["mean"] < 0.5, "the careless desk suits three users in ten"
     assert judged["num_harmful"] == 0
     last = str(result["promoted"][-1]) if result["promoted"] else "1"
     gain = judged["scores"][last]["mean"] - judged["scores"]["1"]["mean"]

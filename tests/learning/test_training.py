@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,27 @@ async def test_only_new_ratings_that_the_algorithm_can_use_count(tmp_path, versi
         assert not starter.is_due()
         await rate(client, session_id="s", thumb="up")
         assert not starter.is_due(), "a chat counts once"
+
+
+async def test_chats_from_before_since_are_not_trained_on_and_the_file_is_read_again(tmp_path, versions, config):
+    """The file changes while the server runs: what users said before the product changed no longer counts."""
+    starter = TrainingStarter(tmp_path / "learn.yml", tmp_path, versions)
+    async with learn(tmp_path) as (client, _):
+        await rate_chats(client, "up", "down")
+        assert starter.is_due()
+        now = datetime.now(UTC).replace(tzinfo=None)
+        text = (tmp_path / "learn.yml").read_text()
+        (tmp_path / "learn.yml").write_text(f"{text}  since: {now:%Y-%m-%d %H:%M:%S.%f}\n")
+        assert not starter.is_due()
+        await rate_chats(client, "down", "down")
+        assert starter.is_due()
+        (tmp_path / "learn.yml").write_text("train: {confg: run.yml}")
+        with pytest.raises(ConfigError, match="confg"):
+            starter.is_due()
+        assert starter.is_due(), "what was read before holds"
+        changed = config.model_copy(update={"since": now})
+        with open_training(changed, tmp_path, versions) as training:
+            assert [row["label"] for row in read_rows(training)] == [False, False]
 
 
 async def test_chats_are_trained_once_and_replayed_as_far_as_the_file_says(tmp_path, versions, config):

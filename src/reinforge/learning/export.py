@@ -2,7 +2,7 @@
 
 all   every chat, with its thumbs and scores
 sft   replies with a thumb up, and corrections in place of the replies that they correct
-kto   replies with a thumb up or down
+kto   replies with a thumb up or down, and corrections as good replies, against those that they correct
 dpo   corrections against the replies that they correct
 """
 
@@ -35,14 +35,16 @@ def read_exchange(chat: StoredChat) -> tuple[list[Any], list[Any], Any]:
 def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
     """Yields the records of one chat; none if it has nothing for this use."""
     correction = chat.correction
-    if use == "dpo" or (use == "sft" and correction is not None):
+    if use == "dpo" or (use in ("sft", "kto") and correction is not None):
         prompt, reply, tools = read_exchange(chat)
         head = {"id": chat.id, "conversation_id": chat.record["session_id"], "prompt": prompt, "tools": tools}
-        said = {"role": "assistant", "content": correction}
-        if use == "sft":
+        said, is_other = {"role": "assistant", "content": correction}, correction != reply[-1].get("content")
+        if use != "dpo":
             yield {**head, "completion": said, "thumbs": True}
-        elif correction is not None and correction != reply[-1].get("content"):
+        elif correction is not None and is_other:
             yield {**head, "chosen": [said], "rejected": reply}
+        if use == "kto" and is_other:
+            yield {**head, "id": f"{chat.id}-corrected", "completion": reply, "thumbs": False}
         return
     if (use == "sft" and chat.labels != {True}) or (use == "kto" and len(chat.labels) != 1):
         return
@@ -53,13 +55,14 @@ def build_records(chat: StoredChat, use: str) -> Iterator[dict[str, Any]]:
             yield {"id": chat.id, **found}
 
 
-def count_new(database: Path, use: str, *, judged: bool = True) -> int:
+def count_new(database: Path, use: str, *, judged: bool = True, since_s: float = 0.0) -> int:
     """Returns how many rated chats have something for a use, and were trained on by no version.
 
     Args:
         judged: Those that only the judge has rated count too.
+        since_s: Those that began earlier do not.
     """
-    chats = read_chats(database, only_new=True, judged=judged)
+    chats = read_chats(database, only_new=True, judged=judged, since_s=since_s)
     return sum(any(True for _ in build_records(chat, use)) for chat in chats)
 
 
@@ -71,6 +74,7 @@ class ChatSelection:
     without: Collection[tuple[str, str]] = ()  # keys and conversations that are left out
     base: str = ""  # the version that it begins with
     judged: bool = True  # also what only the judge has rated
+    since_s: float = 0.0  # none that began earlier
 
 
 def export_rows(
@@ -83,14 +87,14 @@ def export_rows(
         version: Name of the model version that is trained on them, kept in the store; None: not known yet.
         choice: For a training; None: every chat, as it is.
     """
-    used = list[tuple[str, str]]()
+    used, picked = list[tuple[str, str]](), ChatSelection(1.0) if choice is None else choice
     with (
         storage_boundary(output),
         tempfile.TemporaryDirectory(prefix=".export-", dir=output.absolute().parent) as folder,
     ):
         records = Path(folder) / "chats.jsonl"
         with open(records, "w", encoding="utf-8", opener=open_private) as file:
-            for chat in read_chats(database, judged=choice is None or choice.judged):
+            for chat in read_chats(database, judged=picked.judged, since_s=picked.since_s):
                 if choice is not None:
                     chat.record["session_id"] = chat.owner
                     if (chat.key, chat.conversation) in choice.without:

@@ -445,14 +445,18 @@ def find_person(database: Path, user: str) -> tuple[set[tuple[str, str]], set[st
     return conversations, versions
 
 
-def read_chats(database: Path, *, only_new: bool = False, judged: bool = True) -> Iterator[StoredChat]:
+def read_chats(
+    database: Path, *, only_new: bool = False, judged: bool = True, since_s: float = 0.0
+) -> Iterator[StoredChat]:
     """Yields the chats of a store in their order; a server may write to it at the same time.
 
     Args:
         only_new: Only those with feedback that no version was trained on.
         judged: With what the judge says.
+        since_s: Only those that began then or later, in seconds since the Unix epoch.
     """
-    for chat in _read_where(database, f"{_RATED} AND NOT {TRAINED}" if only_new else "TRUE"):
+    where = "started_s >= ?" + (f" AND {_RATED} AND NOT {TRAINED}" if only_new else "")
+    for chat in _read_where(database, where, since_s):
         if not judged:
             chat.opinions.pop(JUDGE, None)
         if chat.opinions or not only_new:
@@ -464,7 +468,7 @@ def read_unrated(database: Path, after: int) -> Generator[StoredChat]:
     yield from _read_where(database, f"NOT {_RATED} AND seq > ?", after)
 
 
-def _read_where(database: Path, where: str, *values: int) -> Iterator[StoredChat]:
+def _read_where(database: Path, where: str, *values: float) -> Iterator[StoredChat]:
     with open_store(database) as db:
         columns = f"seq, started_s, key, id, conversation, {_OWNER}, {TRAINED}, model, version, data"
         rows = db.execute(f"SELECT {columns} FROM chats AS c WHERE {where} ORDER BY seq", values)

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +82,23 @@ class TrainConfig(Block):
     replay: float = Field(
         default=1.0, ge=0, le=1, description="Share of the users whose chats are trained on again, of those before."
     )
-
+    since: datetime | None = Field(
+        default=None, description="Chats from before are not trained on: set it when users or the product change. UTC."
+    )
     judged: bool = Field(default=True, description="Also train on chats that only `judge:` has rated.")
     regression: RegressionConfig | None = Field(
         default=None,
         description="Examples that you choose, on which a model must not be worse than the served version.",
     )
+
+    @property
+    def since_s(self) -> float:
+        if self.since is None:
+            return 0.0
+        return (self.since if self.since.tzinfo else self.since.replace(tzinfo=UTC)).timestamp()
+
+    def count_new(self, database: Path) -> int:
+        return count_new(database, self.find_use(), judged=self.judged, since_s=self.since_s)
 
     def find_use(self) -> str:
         """Returns the rows that the algorithm of the file trains on: all, sft, kto or dpo."""
@@ -207,10 +219,11 @@ def open_training(
             message = f"version {seen.candidate} of {folder.name} is the candidate, and is compared with what is served"
             fix = f"promote it, or stop it: reinforge versions {folder.folder} --stop_candidate"
             raise ConfigError(Problem("NAME", message, fix))
-        rows, num_new = data_dir.absolute() / ROWS, count_new(database, use, judged=config.judged)
+        rows, num_new = data_dir.absolute() / ROWS, config.count_new(database)
         if num_new < rated:
             raise ConfigError(Problem("--rated", f"{num_new} rated chats are new, fewer than {rated}", "wait for more"))
-        base, data, choice = seen.promoted, "", ChatSelection(config.replay, judged=config.judged)
+        choice = ChatSelection(config.replay, judged=config.judged, since_s=config.since_s)
+        base, data = seen.promoted, ""
         if without is not None:
             conversations, versions = find_person(database, without)
             base, data = _find_base(folder, seen, versions), ", without one user"
@@ -253,9 +266,8 @@ class TrainingStarter:
     """Starts `reinforge learn run` in a process of its own, when `train.when` says or somebody asks; one at a time."""
 
     def __init__(self, file: Path, data_dir: Path, folder: VersionFolder):
-        config = read_train_config(file)
-        self._when, self._use, self._data_dir, self._folder = config.when, config.find_use(), data_dir, folder
-        self._judged = config.judged
+        self._file, self._changed_ns, self._config = file, file.stat().st_mtime_ns, read_train_config(file)
+        self._data_dir, self._folder = data_dir, folder
         named = (str(folder.folder), "--learn", str(file.absolute()), "--data_dir", str(data_dir))
         self._command = (sys.executable, "-m", "reinforge", "learn", "run", *named)
         self._num_failed = 0  # new ratings with which a training failed: the next one needs so many more
@@ -266,8 +278,8 @@ class TrainingStarter:
         try:
             while True:
                 try:
-                    if self._when is not None and await asyncio.to_thread(self.is_due):
-                        await self.start("--rated", str(self._when.rated))
+                    if await asyncio.to_thread(self.is_due) and (when := self._config.when) is not None:
+                        await self.start("--rated", str(when.rated))
                 except Exception as error:  # noqa: BLE001  whatever keeps a training from starting, the server serves
                     logger.error("no training is started: %s", describe_error(error))
                 await asyncio.sleep(CHECK_S)
@@ -277,12 +289,16 @@ class TrainingStarter:
                 await asyncio.gather(self._training, return_exceptions=True)
 
     def is_due(self) -> bool:
-        if self._when is None or self._folder.read().candidate is not None:
+        if (changed_ns := self._file.stat().st_mtime_ns) != self._changed_ns:
+            self._changed_ns = changed_ns  # a file with an error is reported once, and the one before holds
+            self._config = read_train_config(self._file)
+        when = self._config.when
+        if when is None or self._folder.read().candidate is not None:
             return False
-        if self._count() < self._num_failed + self._when.rated:
+        if self._count() < self._num_failed + when.rated:
             return False
         begun_s = read_last_start(self._data_dir / STORE)
-        if begun_s is not None and 0 <= time.time() - begun_s < self._when.every_s:  # one in the future: a wrong clock
+        if begun_s is not None and 0 <= time.time() - begun_s < when.every_s:  # one in the future: a wrong clock
             return False
         return not self.find_obstacle()
 
@@ -315,7 +331,7 @@ class TrainingStarter:
         return {"object": "learn.run", "model": self._folder.name, "process": pid, "log": str(self._log)}
 
     def _count(self) -> int:
-        return count_new(self._data_dir / STORE, self._use, judged=self._judged)
+        return self._config.count_new(self._data_dir / STORE)
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         """Says how a training has ended; if this is canceled, ends it."""
@@ -333,7 +349,8 @@ class TrainingStarter:
             self._training = None
         name, said = self._folder.name, self._log.read_text(encoding="utf-8", errors="replace")
         if code:
-            more = f"; the next one starts after {self._when.rated} more ratings" if self._when else ""
+            when = self._config.when
+            more = f"; the next one starts after {when.rated} more ratings" if when else ""
             logger.error("the training of %s %s, see %s%s", name, describe_exit(code), self._log, more)
         else:
             logger.warning("the training of %s has ended: %s", name, said.rstrip().rpartition("\n")[2])
