@@ -161,11 +161,19 @@ def test_where_training_does_not_help_the_base_model_is_compared(tmp_path, tiny_
 
 @pytest.mark.slow
 def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir, monkeypatch):
-    """The teacher's job is one that a tiny model learns: to repeat the color of the question."""
+    """The teacher's job is one that a tiny model learns: to repeat the color of the question.
+
+    Of the newest requests, those of the tenth day, every second one is answered in another way.
+    """
     monkeypatch.chdir(tmp_path)
     draw = random.Random(0)
-    asked = [f"{draw.choice(COLORS)} {draw.randrange(10**6)} {draw.randrange(10**6)}" for _ in range(400)]
-    write(tmp_path / "logs", [record(number, text.split()[0], prompt=text) for number, text in enumerate(asked)])
+    asked = [f"{draw.choice(COLORS)} {draw.randrange(10**6)} {draw.randrange(10**6)}" for _ in range(440)]
+    days = [{"startTime": f"2026-01-{1 + number // 44:02}T00:00:{number % 44:02}"} for number in range(440)]
+    replies = [text.split()[0] if number < 396 or number % 2 else "none" for number, text in enumerate(asked)]
+    write(
+        tmp_path / "logs",
+        [record(number, replies[number], prompt=text, **days[number]) for number, text in enumerate(asked)],
+    )
     command = ["replace", "logs", "--model", str(tiny_model_dir), "--machine_price", "0.5", "--run_name", "small"]
     command += ["--margin", "0.1", "-o", "finetuning.num_epochs", "4"]
     command += ["-o", "finetuning.policy.optimizer.learning_rate", "0.003"]
@@ -174,6 +182,12 @@ def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir,
     summary = load_summary(tmp_path / ".reinforge" / "runs" / "small")
     assert summary.non_inferiority.outcome == "not worse"
     assert summary.non_inferiority.margin == 0.1
+    newest = summary.non_inferiority.transfer["newest requests"]
+    assert (newest.outcome, newest.num_pairs) == ("worse", 44)
+    assert newest.difference == pytest.approx(-0.5, abs=0.03)
+    assert "newest    the 44 since 2026-01-10 00:00 are trained on by nothing" in result.output
+    assert re.search(r"transfer +newest requests worse than the logs by more than 0.1 \(difference -0.5", result.output)
+    assert re.search(r"warning +newest requests: compared with the logs, the model is worse there", result.output)
     assert "break-even" in result.output
     assert re.search(r"router +\d+% of the requests stay local", result.output), result.output
     found = Router.load(tmp_path / "replace.router.json")

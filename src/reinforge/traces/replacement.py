@@ -31,6 +31,7 @@ from reinforge.runs.rows import BASELINE
 from reinforge.runs.run_folder import read_config
 from reinforge.runs.summary import RunSummary
 from reinforge.traces.importer import ImportOptions, import_traces
+from reinforge.traces.newest import NewestRequests, keep_newest_apart
 from reinforge.traces.records import list_files, read_records
 from reinforge.traces.report import ImportReport
 from reinforge.types.evaluation import EvalInputItem
@@ -134,9 +135,11 @@ class Replacement:
     num_tool_sets: int
     self_agreement: float | None  # of pairs of replies to one prompt; None: no prompt was answered twice
     num_repeated: int  # prompts that were answered twice or more
+    newest: NewestRequests
 
     def format_lines(self) -> list[str]:
         lines = [*self.report.format_lines(), f"  teacher   {self.costs}"]
+        lines.append(f"  newest    {self.newest.text}")
         if self.num_tool_sets > 1:
             lines.append(f"  tools     {self.num_tool_sets:,} different lists of tools")
         if self.self_agreement is not None:
@@ -239,22 +242,23 @@ def prepare(
         ConfigError: The logs cannot be read, or hold too few replies.
     """
     rows_file = output.with_suffix(".jsonl")
-    report = import_traces(sources, rows_file, ImportOptions())
+    report = import_traces(sources, rows_file, ImportOptions(with_times=True))
     rows = [_tidy(row) for row in read_lines(rows_file) if "messages" in row]
     if len(rows) < NEEDED_ROWS:
         message = f"the logs hold {len(rows)} conversations with a reply, and at least {NEEDED_ROWS} are needed"
         raise ConfigError(Problem("", message, "record more requests: reinforge serve --upstream URL --record logs"))
+    rows, newest = keep_newest_apart(rows)
     replies = [row["messages"][-1] for row in rows]
     longest = max(len(to_json([each.get("content"), each.get("tool_calls")])) for each in replies)
     limit = min(MOST_TOKENS, longest // 2 + MARGIN_TOKENS)
     replace_file(rows_file, "".join(f"{to_json({**row, 'max_tokens': limit})}\n" for row in rows))
     config = output.with_suffix(".yml")
-    settings = _build_config(rows_file.name, len(rows), model, evaluator, margin)
+    settings = _build_config(rows_file.name, len(rows) - newest.num_rows, model, evaluator, margin)
     replace_file(config, HEAD + dump_data(settings))
     agreement, num_repeated = measure_self_agreement(rows)
     costs = measure_teacher(list_files(list(sources), rows_file))
     tool_sets = {to_json(row.get("tools")) for row in rows if row.get("tools")}
-    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated)
+    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated, newest)
 
 
 def _tidy(row: dict[str, Any]) -> dict[str, Any]:

@@ -311,7 +311,10 @@ class BaseComparison:
             return f"not compared with {self._gate.reference}, since the backend does not save its weights"
         report = await self._evaluate_arm(base, "confirm_base")
         self._summary.confirm_base = report.summaries.get(self._parts.gate_metric)
-        return (await self._judge_against_reference(report, "base"))[1]
+        reason = (await self._judge_against_reference(report, "base"))[1]
+        if "transfer" in self._parts.splits:
+            await self._judge_transfer(await self._evaluate_arm(base, "transfer_base", "transfer"))
+        return reason
 
     async def _judge_against_reference(
         self, report: EvaluationReport, arm: str, guards: Sequence[Guard] = ()
@@ -340,6 +343,22 @@ class BaseComparison:
         after = await self._evaluate_arm(best, "transfer_tuned", "transfer")
         tasks = {str(item.id): str(item.full_dataset_entry["task"]) for item in self._parts.splits["transfer"]}
         self._summary.transfer = compare_tasks(self._parts.gate_metric, before, after, tasks)
+        await self._judge_transfer(after)
+
+    async def _judge_transfer(self, report: EvaluationReport) -> None:
+        """Compares a model with the reference on examples that were kept apart; warns where it loses more on them."""
+        summary, evaluation = self._summary, self._parts.trajectory_builder.evaluation
+        if summary.non_inferiority is None:
+            return
+        from reinforge.evaluation.reference import compare_transfer, evaluate_reference, list_losses
+
+        assert isinstance(evaluation, DatasetEvaluation)
+        items, split = evaluation.examples("transfer"), "transfer"
+        self._context.begin_stage("TRANSFER_REFERENCE", None, len(items))
+        reference = await evaluate_reference(evaluation, str(self._gate.reference), split, "transfer_reference")
+        self._context.end_stage({"outcomes": reference.outcomes})
+        found = compare_transfer(summary.non_inferiority, self._parts.gate_metric, reference, report, items)
+        summary.non_inferiority, summary.warnings = found, [*summary.warnings, *list_losses(found)]
 
     async def _evaluate_arm(self, row: ValidationRow, phase: str, split: str = "confirm") -> EvaluationReport:
         """Evaluates one arm on a split with fresh episodes; both arms run with the same environment seeds."""
