@@ -3,10 +3,12 @@
 import json
 import random
 import re
+from functools import partial
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from transformers import AutoTokenizer
 
 from reinforge.cli import main
 from reinforge.cli.exits import run_and_exit
@@ -196,3 +198,33 @@ def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir,
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 2
     assert "exist already" in again.output
+
+
+@pytest.mark.slow
+def test_the_student_answers_without_the_system_prompt_that_the_application_still_sends(
+    tmp_path, tiny_model_dir, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    draw, system = random.Random(0), 'Repeat the color, and nothing else. "{{ }}" means nothing.'
+    asked = [f"{draw.choice(COLORS)} {draw.randrange(10**6)} {draw.randrange(10**6)}" for _ in range(300)]
+    logs = [record(number, text.split()[0], prompt=text) for number, text in enumerate(asked)]
+    for each in logs:
+        each["proxy_server_request"]["body"]["messages"].insert(0, {"role": "system", "content": system})
+    write(tmp_path / "logs", logs)
+    command = ["replace", "logs", "--model", str(tiny_model_dir), "--drop_system", "--run_name", "small"]
+    command += ["--margin", "0.1", "-o", "finetuning.num_epochs", "5"]
+    command += ["-o", "finetuning.policy.optimizer.learning_rate", "0.003"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert f"system    the student is not shown {len(system)} characters that all requests share" in result.output
+    folder = tmp_path / ".reinforge" / "runs" / "small"
+    assert load_summary(folder).non_inferiority.outcome == "not worse"
+    sent = int(re.search(r"per 1,000 requests: ([\d,]+) \+ [\d,]+ tokens, \d+ s", result.output)[1].replace(",", ""))
+    question = [{"role": "user", "content": asked[0]}]
+    saved, own = (AutoTokenizer.from_pretrained(path) for path in (folder / "model", tiny_model_dir))
+    render = partial(saved.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    assert render([{"role": "system", "content": system}, *question]) == render(question)
+    assert render(question) == own.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    assert sent / 1000 < 2 + len(own(render(question))["input_ids"])
+    refused = CliRunner().invoke(main, [*command, "--overwrite", "-o", "finetuning.policy.chat_template", "x"])
+    assert "--drop_system sets finetuning.policy.chat_template, and so does -o" in refused.output

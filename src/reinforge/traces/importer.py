@@ -237,7 +237,8 @@ class _RowWriter:
                 self.report.unread.add(location, str(error))
                 continue
             time = format_time(draft.start) if self.options.with_times else None
-            row = {"messages": messages, **({"time": time} if time else {})} | self._rate(draft, conversation)
+            known: dict[str, Any] = {"time": time} if time else {}
+            row = {"messages": messages} | known | self._rate(draft, conversation)
             if self.options.rated_only and "label" not in row and "reward" not in row:
                 self.report.num_unrated += 1
                 continue

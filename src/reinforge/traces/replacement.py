@@ -9,6 +9,7 @@ model that imitates it can agree with it more often than that.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from reinforge.config.document import escape
 from reinforge.config.dump import dump_data
 from reinforge.engine.learning_rate import count_parameters
 from reinforge.engine.small_models import LORA, LORA_FROM
@@ -34,6 +36,7 @@ from reinforge.traces.importer import ImportOptions, import_traces
 from reinforge.traces.newest import NewestRequests, keep_newest_apart
 from reinforge.traces.records import list_files, read_records
 from reinforge.traces.report import ImportReport
+from reinforge.traces.system_prompts import find_shared_prompt, write_template
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 
@@ -136,10 +139,15 @@ class Replacement:
     self_agreement: float | None  # of pairs of replies to one prompt; None: no prompt was answered twice
     num_repeated: int  # prompts that were answered twice or more
     newest: NewestRequests
+    dropped: str = ""  # the shared system prompt that the student is not shown
 
     def format_lines(self) -> list[str]:
         lines = [*self.report.format_lines(), f"  teacher   {self.costs}"]
         lines.append(f"  newest    {self.newest.text}")
+        if self.dropped:
+            lines.append(
+                f"  system    the student is not shown {len(self.dropped):,} characters that all requests share"
+            )
         if self.num_tool_sets > 1:
             lines.append(f"  tools     {self.num_tool_sets:,} different lists of tools")
         if self.self_agreement is not None:
@@ -229,7 +237,13 @@ def _read(packed: bytes, metric: str) -> tuple[str, tuple[float, dict[str, float
 
 
 def prepare(
-    sources: Sequence[Path], output: Path, model: str, *, evaluator: str | None = None, margin: float = 0.02
+    sources: Sequence[Path],
+    output: Path,
+    model: str,
+    *,
+    evaluator: str | None = None,
+    margin: float = 0.02,
+    drop_system: bool = False,
 ) -> Replacement:
     """Writes the rows and the configuration of a run that replaces the model whose calls the logs hold.
 
@@ -237,9 +251,10 @@ def prepare(
         output: The files' name without suffix: `replace` -> `replace.jsonl` and `replace.yml`.
         evaluator: `_type` of an evaluator, or `module:function` beside the files; None: agreement with the logs.
         margin: The largest loss to accept.
+        drop_system: The student is not shown the system prompt that all requests share.
 
     Raises:
-        ConfigError: The logs cannot be read, or hold too few replies.
+        ConfigError: The logs cannot be read, hold too few replies, or share no system prompt that is to be dropped.
     """
     rows_file = output.with_suffix(".jsonl")
     report = import_traces(sources, rows_file, ImportOptions(with_times=True))
@@ -255,10 +270,14 @@ def prepare(
     config = output.with_suffix(".yml")
     settings = _build_config(rows_file.name, len(rows) - newest.num_rows, model, evaluator, margin)
     replace_file(config, HEAD + dump_data(settings))
+    shared = find_shared_prompt(rows) if drop_system else ""
+    if shared:
+        settings["finetuning"]["policy"]["chat_template"] = escape(asyncio.run(write_template(config, shared)))
+        replace_file(config, HEAD + dump_data(settings))
     agreement, num_repeated = measure_self_agreement(rows)
     costs = measure_teacher(list_files(list(sources), rows_file))
     tool_sets = {to_json(row.get("tools")) for row in rows if row.get("tools")}
-    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated, newest)
+    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated, newest, shared)
 
 
 def _tidy(row: dict[str, Any]) -> dict[str, Any]:
