@@ -107,10 +107,18 @@ def test_what_is_prepared(tmp_path):
 
 
 def test_an_evaluator_of_ones_own_decides(tmp_path):
-    logs = write(tmp_path / "logs", [record(number) for number in range(50)])
-    prepare([logs], tmp_path / "small", "bundled:help_desk", evaluator="checks:is_color")
+    (tmp_path / "color_checks.py").write_text("def is_color(item):\n    return item.output_obj in ('red', 'blue')\n")
+    logs = write(tmp_path / "logs", [record(number, "blue" if number % 10 else "rot") for number in range(50)])
+    found = prepare([logs], tmp_path / "small", "bundled:help_desk", evaluator="color_checks:is_color")
+    assert "  quality   the recorded replies score 0.900 on average; nothing is trained on the 5 below 0.5" in (
+        found.format_lines()
+    )
+    rows = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]
+    assert [row["quality"] for row in rows] == [float(row["messages"][-1]["content"] == "blue") for row in rows]
     config = yaml.safe_load((tmp_path / "small.yml").read_text())
-    assert config["eval"]["evaluators"]["quality"] == {"_type": "python", "function": "checks:is_color"}
+    assert config["eval"]["evaluators"]["quality"] == {"_type": "python", "function": "color_checks:is_color"}
+    assert config["finetuning"]["algorithm"] == {"_type": "sft", "min_reward": 0.5}
+    assert config["trajectory_builders"]["logs"]["reward_key"] == "quality"
     assert config["finetuning"]["reward_function"] == {"name": "quality"}
 
 

@@ -35,6 +35,7 @@ from reinforge.runs.summary import RunSummary
 from reinforge.traces.importer import ImportOptions, import_traces
 from reinforge.traces.newest import NewestRequests, keep_newest_apart
 from reinforge.traces.records import list_files, read_records
+from reinforge.traces.reply_quality import ReplyQuality, find_bad_replies, score_replies
 from reinforge.traces.report import ImportReport
 from reinforge.traces.system_prompts import find_shared_prompt, write_template
 from reinforge.types.evaluation import EvalInputItem
@@ -140,10 +141,13 @@ class Replacement:
     num_repeated: int  # prompts that were answered twice or more
     newest: NewestRequests
     dropped: str = ""  # the shared system prompt that the student is not shown
+    quality: ReplyQuality | None = None  # None: there is no evaluator but agreement
 
     def format_lines(self) -> list[str]:
         lines = [*self.report.format_lines(), f"  teacher   {self.costs}"]
         lines.append(f"  newest    {self.newest.text}")
+        if self.quality is not None:
+            lines.append(f"  quality   {self.quality}")
         if self.dropped:
             lines.append(
                 f"  system    the student is not shown {len(self.dropped):,} characters that all requests share"
@@ -266,18 +270,31 @@ def prepare(
     replies = [row["messages"][-1] for row in rows]
     longest = max(len(to_json([each.get("content"), each.get("tool_calls")])) for each in replies)
     limit = min(MOST_TOKENS, longest // 2 + MARGIN_TOKENS)
-    replace_file(rows_file, "".join(f"{to_json({**row, 'max_tokens': limit})}\n" for row in rows))
+
+    def write_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+        replace_file(rows_file, "".join(f"{to_json({**row, 'max_tokens': limit})}\n" for row in rows))
+
+    write_rows(rows)
     config = output.with_suffix(".yml")
     settings = _build_config(rows_file.name, len(rows) - newest.num_rows, model, evaluator, margin)
     replace_file(config, HEAD + dump_data(settings))
     shared = find_shared_prompt(rows) if drop_system else ""
     if shared:
         settings["finetuning"]["policy"]["chat_template"] = escape(asyncio.run(write_template(config, shared)))
-        replace_file(config, HEAD + dump_data(settings))
+    quality = None
+    if evaluator is not None:
+        quality = find_bad_replies(asyncio.run(score_replies(config, QUALITY)), NEEDED_ROWS)
+        if quality.floor is not None:
+            best = max(each for each in quality.scores.values() if each is not None)
+            scored = {id_: best if score is None else score for id_, score in quality.scores.items()}
+            write_rows([{**row, QUALITY: scored[str(row["id"])]} for row in rows])
+            settings["trajectory_builders"]["logs"]["reward_key"] = QUALITY
+            settings["finetuning"]["algorithm"]["min_reward"] = quality.floor
+    replace_file(config, HEAD + dump_data(settings))
     agreement, num_repeated = measure_self_agreement(rows)
     costs = measure_teacher(list_files(list(sources), rows_file))
     tool_sets = {to_json(row.get("tools")) for row in rows if row.get("tools")}
-    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated, newest, shared)
+    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated, newest, shared, quality)
 
 
 def _tidy(row: dict[str, Any]) -> dict[str, Any]:

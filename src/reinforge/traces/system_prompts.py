@@ -8,9 +8,9 @@ and wherever else the exported model runs (context distillation, arXiv:2209.1518
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from reinforge.config.loader import load_config
@@ -47,7 +47,7 @@ def find_shared_prompt(rows: Sequence[Mapping[str, Any]]) -> str:
     return shared
 
 
-async def write_template(config: str | os.PathLike[str], shared: str) -> str:
+async def write_template(config: Path, shared: str) -> str:
     """Returns the chat template of a configuration's model, with a first part that leaves the shared prompt out."""
     from reinforge.engine.model.loading import load_tokenizer
 
