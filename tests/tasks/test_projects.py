@@ -139,7 +139,7 @@ def test_the_rules_of_the_logs_are_those_that_the_thumbs_follow(tmp_path):
 def test_nothing_is_overwritten_and_collisions_are_told_once(written):
     template, folder = written
     (folder / "README.md").write_text("mine")
-    (folder / "run.yml").unlink()
+    (folder / template.data_file).unlink()
     before = {path: path.read_text() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError) as refused:
         write_project(template, folder)
