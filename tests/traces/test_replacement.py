@@ -3,10 +3,12 @@
 import json
 import random
 import re
+from functools import partial
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from transformers import AutoTokenizer
 
 from reinforge.cli import main
 from reinforge.cli.exits import run_and_exit
@@ -105,10 +107,18 @@ def test_what_is_prepared(tmp_path):
 
 
 def test_an_evaluator_of_ones_own_decides(tmp_path):
-    logs = write(tmp_path / "logs", [record(number) for number in range(50)])
-    prepare([logs], tmp_path / "small", "bundled:help_desk", evaluator="checks:is_color")
+    (tmp_path / "color_checks.py").write_text("def is_color(item):\n    return item.output_obj in ('red', 'blue')\n")
+    logs = write(tmp_path / "logs", [record(number, "blue" if number % 10 else "rot") for number in range(50)])
+    found = prepare([logs], tmp_path / "small", "bundled:help_desk", evaluator="color_checks:is_color")
+    assert "  quality   the recorded replies score 0.900 on average; nothing is trained on the 5 below 0.5" in (
+        found.format_lines()
+    )
+    rows = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]
+    assert [row["quality"] for row in rows] == [float(row["messages"][-1]["content"] == "blue") for row in rows]
     config = yaml.safe_load((tmp_path / "small.yml").read_text())
-    assert config["eval"]["evaluators"]["quality"] == {"_type": "python", "function": "checks:is_color"}
+    assert config["eval"]["evaluators"]["quality"] == {"_type": "python", "function": "color_checks:is_color"}
+    assert config["finetuning"]["algorithm"] == {"_type": "sft", "min_reward": 0.5}
+    assert config["trajectory_builders"]["logs"]["reward_key"] == "quality"
     assert config["finetuning"]["reward_function"] == {"name": "quality"}
 
 
@@ -161,11 +171,19 @@ def test_where_training_does_not_help_the_base_model_is_compared(tmp_path, tiny_
 
 @pytest.mark.slow
 def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir, monkeypatch):
-    """The teacher's job is one that a tiny model learns: to repeat the color of the question."""
+    """The teacher's job is one that a tiny model learns: to repeat the color of the question.
+
+    Of the newest requests, those of the tenth day, every second one is answered in another way.
+    """
     monkeypatch.chdir(tmp_path)
     draw = random.Random(0)
-    asked = [f"{draw.choice(COLORS)} {draw.randrange(10**6)} {draw.randrange(10**6)}" for _ in range(400)]
-    write(tmp_path / "logs", [record(number, text.split()[0], prompt=text) for number, text in enumerate(asked)])
+    asked = [f"{draw.choice(COLORS)} {draw.randrange(10**6)} {draw.randrange(10**6)}" for _ in range(440)]
+    days = [{"startTime": f"2026-01-{1 + number // 44:02}T00:00:{number % 44:02}"} for number in range(440)]
+    replies = [text.split()[0] if number < 396 or number % 2 else "none" for number, text in enumerate(asked)]
+    write(
+        tmp_path / "logs",
+        [record(number, replies[number], prompt=text, **days[number]) for number, text in enumerate(asked)],
+    )
     command = ["replace", "logs", "--model", str(tiny_model_dir), "--machine_price", "0.5", "--run_name", "small"]
     command += ["--margin", "0.1", "-o", "finetuning.num_epochs", "4"]
     command += ["-o", "finetuning.policy.optimizer.learning_rate", "0.003"]
@@ -174,6 +192,12 @@ def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir,
     summary = load_summary(tmp_path / ".reinforge" / "runs" / "small")
     assert summary.non_inferiority.outcome == "not worse"
     assert summary.non_inferiority.margin == 0.1
+    newest = summary.non_inferiority.transfer["newest requests"]
+    assert (newest.outcome, newest.num_pairs) == ("worse", 44)
+    assert newest.difference == pytest.approx(-0.5, abs=0.03)
+    assert "newest    the 44 since 2026-01-10 00:00 are trained on by nothing" in result.output
+    assert re.search(r"transfer +newest requests worse than the logs by more than 0.1 \(difference -0.5", result.output)
+    assert re.search(r"warning +newest requests: compared with the logs, the model is worse there", result.output)
     assert "break-even" in result.output
     assert re.search(r"router +\d+% of the requests stay local", result.output), result.output
     found = Router.load(tmp_path / "replace.router.json")
@@ -182,3 +206,33 @@ def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir,
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 2
     assert "exist already" in again.output
+
+
+@pytest.mark.slow
+def test_the_student_answers_without_the_system_prompt_that_the_application_still_sends(
+    tmp_path, tiny_model_dir, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    draw, system = random.Random(0), 'Repeat the color, and nothing else. "{{ }}" means nothing.'
+    asked = [f"{draw.choice(COLORS)} {draw.randrange(10**6)} {draw.randrange(10**6)}" for _ in range(300)]
+    logs = [record(number, text.split()[0], prompt=text) for number, text in enumerate(asked)]
+    for each in logs:
+        each["proxy_server_request"]["body"]["messages"].insert(0, {"role": "system", "content": system})
+    write(tmp_path / "logs", logs)
+    command = ["replace", "logs", "--model", str(tiny_model_dir), "--drop_system", "--run_name", "small"]
+    command += ["--margin", "0.1", "-o", "finetuning.num_epochs", "5"]
+    command += ["-o", "finetuning.policy.optimizer.learning_rate", "0.003"]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert f"system    the student is not shown {len(system)} characters that all requests share" in result.output
+    folder = tmp_path / ".reinforge" / "runs" / "small"
+    assert load_summary(folder).non_inferiority.outcome == "not worse"
+    sent = int(re.search(r"per 1,000 requests: ([\d,]+) \+ [\d,]+ tokens, \d+ s", result.output)[1].replace(",", ""))
+    question = [{"role": "user", "content": asked[0]}]
+    saved, own = (AutoTokenizer.from_pretrained(path) for path in (folder / "model", tiny_model_dir))
+    render = partial(saved.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    assert render([{"role": "system", "content": system}, *question]) == render(question)
+    assert render(question) == own.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
+    assert sent / 1000 < 2 + len(own(render(question))["input_ids"])
+    refused = CliRunner().invoke(main, [*command, "--overwrite", "-o", "finetuning.policy.chat_template", "x"])
+    assert "--drop_system sets finetuning.policy.chat_template, and so does -o" in refused.output

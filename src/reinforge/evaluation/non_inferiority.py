@@ -55,14 +55,18 @@ class NonInferiority:
     method: str
     reference: str = "the teacher"
     slices: dict[str, NonInferiority] = field(default_factory=dict)  # of parts of the examples, see `judge_slices`
+    transfer: dict[str, NonInferiority] = field(default_factory=dict)  # of other examples that were kept apart, by task
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        slices = {name: NonInferiority.from_dict(each) for name, each in values["slices"].items()}
-        return cls(**{**values, "slices": slices})
+        parts = {
+            part: {name: cls.from_dict(each) for name, each in values.get(part, {}).items()}
+            for part in ("slices", "transfer")
+        }
+        return cls(**{**values, **parts})
 
     def headline(self, promoted: bool | None, *, has_warnings: bool) -> str:
         """Returns how a run ended, to follow its name: `is not worse than llms.teacher`."""
@@ -70,6 +74,22 @@ class NonInferiority:
             return f"may be worse than {self.reference}: too few examples to decide"
         held_back = ", but did not pass the gate" if self.outcome == "not worse" and not promoted else ""
         return f"is {self.outcome} than {self.reference}{held_back}{' (read the warning)' if has_warnings else ''}"
+
+    def subtract(self, other: NonInferiority) -> tuple[float, float | None, float | None]:
+        """Returns how much larger this difference is than that on other examples, with its 95 % interval.
+
+        From the two intervals, for independent examples (Zou and Donner 2008, Statistics in Medicine 27:1693):
+
+            d1 - d2 - sqrt((d1 - low1)^2 + (high2 - d2)^2)  to  d1 - d2 + sqrt((high1 - d1)^2 + (d2 - low2)^2)
+
+        Example: -0.10 [-0.20, 0.00] and 0.00 [-0.02, 0.02] -> -0.10 [-0.202, 0.002].
+        """
+        mean = self.difference - other.difference
+        if self.ci_low is None or self.ci_high is None or other.ci_low is None or other.ci_high is None:
+            return mean, None, None
+        down = math.hypot(self.difference - self.ci_low, other.ci_high - other.difference)
+        up = math.hypot(self.ci_high - self.difference, other.difference - other.ci_low)
+        return mean, mean - down, mean + up
 
     def __str__(self) -> str:
         """Returns `not worse than the teacher by more than 0.02 (difference -0.004 [-0.015, +0.007] on ...)`."""

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, Protocol
 
 from reinforge.config.schema import GateConfig
 from reinforge.config.sections import LOGS
 from reinforge.errors import Problem
 from reinforge.evaluation.changes import select_scored_in_both
-from reinforge.evaluation.non_inferiority import NonInferiority, judge_with_slices
+from reinforge.evaluation.non_inferiority import NonInferiority, judge_non_inferiority, judge_with_slices
 from reinforge.evaluation.opponents import BASELINE
 from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.evaluation.statistics import format_interval
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.episode import EpisodeKey
@@ -39,6 +41,36 @@ def compare_with_reference(
     name = "the logs" if gate.reference == LOGS else str(gate.reference)
     scores, own = select_scored_in_both(metric, reference, student)
     return judge_with_slices(own, scores, student.clusters, gate.margin, items, name)
+
+
+def compare_transfer(
+    found: NonInferiority,
+    metric: str,
+    reference: EvaluationReport,
+    student: EvaluationReport,
+    items: Sequence[EvalInputItem],
+) -> NonInferiority:
+    """Returns what was found on `confirm`, with the outcome on each task of examples that were kept apart."""
+    scores, own = select_scored_in_both(metric, reference, student)
+    ids = {str(item.id): str(item.full_dataset_entry["task"]) for item in items if str(item.id) in own}
+    transfer = {}
+    for task in dict.fromkeys(ids.values()):
+        tuned, other = ({id_: each[id_] for id_ in ids if ids[id_] == task} for each in (own, scores))
+        if len(tuned) > 1:
+            judged = judge_non_inferiority(tuned, other, student.clusters, found.margin)
+            transfer[task] = replace(judged, reference=found.reference)
+    return replace(found, transfer=transfer)
+
+
+def list_losses(found: NonInferiority) -> list[str]:
+    """Returns a sentence for each task on which more than the margin is lost, compared with the confirm examples."""
+    changes = {task: each.subtract(found) for task, each in found.transfer.items()}
+    return [
+        f"{task}: compared with {found.reference}, the model is worse there than on the confirm examples, by "
+        f"{format_interval(*change, signed=True)}; more than the margin {found.margin:g}"
+        for task, change in changes.items()
+        if change[0] < -found.margin
+    ]
 
 
 class GuardResult(Protocol):

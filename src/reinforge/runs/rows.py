@@ -29,6 +29,7 @@ PHASES = {
     "REGRESSION_TUNED": "regression_tuned",
     "TRANSFER_BASE": "transfer_base",
     "TRANSFER_TUNED": "transfer_tuned",
+    "TRANSFER_REFERENCE": "transfer_reference",
 }
 """Stage -> the phase of its episodes."""
 MISSING = [outcome.value for outcome in Outcome if outcome.is_missing]

@@ -188,7 +188,9 @@ class RunSummary:
         pairs = [("reward", self._format_reward())]
         if self.improvement is not None or not self.is_incomplete:
             pairs.append(("improvement", _format_improvement(self.improvement)))
-        pairs += [("transfer", f"{task} {_format_improvement(change)}") for task, change in self.transfer.items()]
+        judged = self.non_inferiority.transfer if self.non_inferiority is not None else {}
+        changes = {task: _format_improvement(change) for task, change in self.transfer.items()}
+        pairs += [("transfer", f"{task} {text}") for task, text in {**changes, **judged}.items()]
         shown = self.confirm_tuned or self.baseline or self.final
         others = [change for change in self.evaluators if shown is None or change.metric != shown.metric]
         pairs += [("evaluator", str(change)) for change in others]

@@ -9,6 +9,7 @@ chosen and rejected replies                                   =>  ComparedReplie
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any, Literal, Self
 from reinforge.types.request import Message
 
 Record = Mapping[str, Any]
+EARLIEST_S, LATEST_S = 1e8, 1e11  # 1973 and 5138: smaller numbers count calls, larger ones are no seconds
 UNREADABLE = "unreadable"  # role of a loose message that stands for one which could not be read
 
 
@@ -149,6 +151,19 @@ def make_sort_key(start: str) -> str:
     """
     time = _parse_time(start)
     return start if time is None else f"{time:030.9f}"
+
+
+def format_time(start: str) -> str | None:
+    """Returns a time, or a number of seconds, milli-, micro- or nanoseconds since 1970, in ISO 8601; None: it is none.
+
+    format_time("1767258000.5") == format_time("2026-01-01T10:00:00+01:00") == "2026-01-01T09:00:00Z"
+    """
+    seconds = _parse_time(start)
+    if seconds is None or not EARLIEST_S <= seconds < math.inf:
+        return None
+    while seconds > LATEST_S:
+        seconds /= 1000
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def is_sortable(start: str) -> bool:

@@ -34,6 +34,7 @@ from reinforge.traces.entries import (
     Rating,
     Record,
     UnreadableRecordError,
+    format_time,
 )
 from reinforge.traces.langfuse import Langfuse
 from reinforge.traces.langsmith import LangSmith
@@ -60,6 +61,7 @@ class ImportOptions:
     columns: dict[str, str] = field(default_factory=dict)  # what a column of a chat log holds -> its name
     rated_only: bool = False
     redact: bool = False
+    with_times: bool = False  # the time of a row's first call, where it is known, as its `time`: 2026-01-01T09:00:00Z
 
 
 def import_traces(sources: Sequence[Path], output: Path, options: ImportOptions) -> ImportReport:
@@ -234,7 +236,9 @@ class _RowWriter:
             except UnreadableRecordError as error:
                 self.report.unread.add(location, str(error))
                 continue
-            row = {"messages": messages} | self._rate(draft, conversation)
+            time = format_time(draft.start) if self.options.with_times else None
+            known: dict[str, Any] = {"time": time} if time else {}
+            row = {"messages": messages} | known | self._rate(draft, conversation)
             if self.options.rated_only and "label" not in row and "reward" not in row:
                 self.report.num_unrated += 1
                 continue
@@ -292,6 +296,7 @@ class Draft:
     calls: list[str] = field(default_factory=list)
     records: list[str] = field(default_factory=list)
     trace: str = ""
+    start: str = ""  # sort key of its first call
 
     def build_messages(self) -> list[Message]:
         """Returns the messages up to the last reply, context with `weight: 0`."""
@@ -328,7 +333,8 @@ def merge_calls(exchanges: Sequence[Exchange]) -> list[Draft]:
         first = call.num_context
         trained = {i for i, each in enumerate(call.messages) if i >= first and each["role"] == "assistant"}
         if continued is None:
-            drafts.append(Draft(list(call.messages), trained, keys, call.tools, [call.id], [call.record], call.trace))
+            ids = [call.id], [call.record], call.trace
+            drafts.append(Draft(list(call.messages), trained, keys, call.tools, *ids, call.start))
             continue
         continued.messages += call.messages[len(continued.keys) :]
         continued.trained |= trained

@@ -12,11 +12,14 @@ from reinforge.cli.finetune import train
 from reinforge.cli.options import DATA, JSON, LIMITS, OUTPUT, OVERRIDE, RUN, option
 from reinforge.cli.output import say
 
+TEMPLATE = "finetuning.policy.chat_template"
+
 
 @click.command("replace", cls=Command, context_settings={"show_default": True})
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="LOGS...")
 @option("model", metavar="MODEL", required=True, group=DATA, help="Model to train: folder, hub id or pip:PACKAGE.")
 @option("evaluator", metavar="NAME", group=DATA, help="_type of an evaluator, or module:function; default: agreement.")
+@option("drop_system", is_flag=True, group=DATA, help="Train the system prompt that all requests share into the model.")
 @option("margin", type=click.FloatRange(0, min_open=True), default=0.02, group=DATA, help="Largest loss to accept.")
 @option("machine_price", metavar="DOLLARS", type=click.FloatRange(0), group=DATA, help="Of an hour of this machine.")
 @option("output", metavar="NAME", default="replace", group=OUTPUT, help="Of the files to write: NAME.jsonl, NAME.yml.")
@@ -32,6 +35,7 @@ def command(
     evaluator: str | None,
     margin: float,
     machine_price: float | None,
+    drop_system: bool,
     output: str,
     overwrite: bool,
     as_json: bool,
@@ -55,7 +59,10 @@ def command(
     if existing and not overwrite:
         fix = f"run it with `reinforge finetune {existing[0]}`, or add --overwrite or --output NAME"
         raise click.UsageError(f"{' and '.join(existing)} exist already; {fix}")
-    found = prepare(logs, stem, model, evaluator=evaluator, margin=margin)
+    if drop_system and any(path == TEMPLATE for path, _ in options["overrides"]):
+        fix = f"leave one of them out, or edit {TEMPLATE} in {stem.with_suffix('.yml')}"
+        raise click.UsageError(f"--drop_system sets {TEMPLATE}, and so does -o: {fix}")
+    found = prepare(logs, stem, model, evaluator=evaluator, margin=margin, drop_system=drop_system)
     for line in found.format_lines():
         say(line, err=as_json)
     train(

@@ -9,6 +9,7 @@ model that imitates it can agree with it more often than that.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from reinforge.config.document import escape
 from reinforge.config.dump import dump_data
 from reinforge.engine.learning_rate import count_parameters
 from reinforge.engine.small_models import LORA, LORA_FROM
@@ -31,8 +33,11 @@ from reinforge.runs.rows import BASELINE
 from reinforge.runs.run_folder import read_config
 from reinforge.runs.summary import RunSummary
 from reinforge.traces.importer import ImportOptions, import_traces
+from reinforge.traces.newest import NewestRequests, keep_newest_apart
 from reinforge.traces.records import list_files, read_records
+from reinforge.traces.reply_quality import ReplyQuality, find_bad_replies, score_replies
 from reinforge.traces.report import ImportReport
+from reinforge.traces.system_prompts import find_shared_prompt, write_template
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 
@@ -132,9 +137,19 @@ class Replacement:
     num_tool_sets: int
     self_agreement: float | None  # of pairs of replies to one prompt; None: no prompt was answered twice
     num_repeated: int  # prompts that were answered twice or more
+    newest: NewestRequests
+    dropped: str = ""  # the shared system prompt that the student is not shown
+    quality: ReplyQuality | None = None  # None: there is no evaluator but agreement
 
     def format_lines(self) -> list[str]:
         lines = [*self.report.format_lines(), f"  teacher   {self.costs}"]
+        lines.append(f"  newest    {self.newest.text}")
+        if self.quality is not None:
+            lines.append(f"  quality   {self.quality}")
+        if self.dropped:
+            lines.append(
+                f"  system    the student is not shown {len(self.dropped):,} characters that all requests share"
+            )
         if self.num_tool_sets > 1:
             lines.append(f"  tools     {self.num_tool_sets:,} different lists of tools")
         if self.self_agreement is not None:
@@ -224,7 +239,13 @@ def _read(packed: bytes, metric: str) -> tuple[str, tuple[float, dict[str, float
 
 
 def prepare(
-    sources: Sequence[Path], output: Path, model: str, *, evaluator: str | None = None, margin: float = 0.02
+    sources: Sequence[Path],
+    output: Path,
+    model: str,
+    *,
+    evaluator: str | None = None,
+    margin: float = 0.02,
+    drop_system: bool = False,
 ) -> Replacement:
     """Writes the rows and the configuration of a run that replaces the model whose calls the logs hold.
 
@@ -232,27 +253,46 @@ def prepare(
         output: The files' name without suffix: `replace` -> `replace.jsonl` and `replace.yml`.
         evaluator: `_type` of an evaluator, or `module:function` beside the files; None: agreement with the logs.
         margin: The largest loss to accept.
+        drop_system: The student is not shown the system prompt that all requests share.
 
     Raises:
-        ConfigError: The logs cannot be read, or hold too few replies.
+        ConfigError: The logs cannot be read, hold too few replies, or share no system prompt that is to be dropped.
     """
     rows_file = output.with_suffix(".jsonl")
-    report = import_traces(sources, rows_file, ImportOptions())
+    report = import_traces(sources, rows_file, ImportOptions(with_times=True))
     rows = [_tidy(row) for row in read_lines(rows_file) if "messages" in row]
     if len(rows) < NEEDED_ROWS:
         message = f"the logs hold {len(rows)} conversations with a reply, and at least {NEEDED_ROWS} are needed"
         raise ConfigError(Problem("", message, "record more requests: reinforge serve --upstream URL --record logs"))
+    rows, newest = keep_newest_apart(rows)
     replies = [row["messages"][-1] for row in rows]
     longest = max(len(to_json([each.get("content"), each.get("tool_calls")])) for each in replies)
     limit = min(MOST_TOKENS, longest // 2 + MARGIN_TOKENS)
-    replace_file(rows_file, "".join(f"{to_json({**row, 'max_tokens': limit})}\n" for row in rows))
+
+    def write_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+        replace_file(rows_file, "".join(f"{to_json({**row, 'max_tokens': limit})}\n" for row in rows))
+
+    write_rows(rows)
     config = output.with_suffix(".yml")
-    settings = _build_config(rows_file.name, len(rows), model, evaluator, margin)
+    settings = _build_config(rows_file.name, len(rows) - newest.num_rows, model, evaluator, margin)
+    replace_file(config, HEAD + dump_data(settings))
+    shared = find_shared_prompt(rows) if drop_system else ""
+    if shared:
+        settings["finetuning"]["policy"]["chat_template"] = escape(asyncio.run(write_template(config, shared)))
+    quality = None
+    if evaluator is not None:
+        quality = find_bad_replies(asyncio.run(score_replies(config, QUALITY)), NEEDED_ROWS)
+        if quality.floor is not None:
+            best = max(each for each in quality.scores.values() if each is not None)
+            scored = {id_: best if score is None else score for id_, score in quality.scores.items()}
+            write_rows([{**row, QUALITY: scored[str(row["id"])]} for row in rows])
+            settings["trajectory_builders"]["logs"]["reward_key"] = QUALITY
+            settings["finetuning"]["algorithm"]["min_reward"] = quality.floor
     replace_file(config, HEAD + dump_data(settings))
     agreement, num_repeated = measure_self_agreement(rows)
     costs = measure_teacher(list_files(list(sources), rows_file))
     tool_sets = {to_json(row.get("tools")) for row in rows if row.get("tools")}
-    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated)
+    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated, newest, shared, quality)
 
 
 def _tidy(row: dict[str, Any]) -> dict[str, Any]:

@@ -293,7 +293,8 @@ class BaseComparison:
             from reinforge.trainer.setup.further_sets import measure_transfer
 
             others = [partial(arm, split="transfer") for arm in arms]
-            summary.transfer = await measure_transfer(self._parts.gate_metric, others, transfer)
+            summary.transfer, report = await measure_transfer(self._parts.gate_metric, others, transfer)
+            await self._judge_transfer(report)
         context.end_stage({"promoted": summary.promoted, "reason": summary.reason})
         if summary.promoted:
             copy_model(context.checkpoints.verify(best.checkpoint), context.folder / MODEL)
@@ -304,7 +305,10 @@ class BaseComparison:
             return f"not compared with {self._gate.reference}, since the backend does not save its weights"
         report = await self._evaluate_arm(base, "confirm_base")
         self._summary.confirm_base = report.summaries.get(self._parts.gate_metric)
-        return (await self._judge_against_reference(report, "base"))[1]
+        reason = (await self._judge_against_reference(report, "base"))[1]
+        if "transfer" in self._parts.splits:
+            await self._judge_transfer(await self._evaluate_arm(base, "transfer_base", "transfer"))
+        return reason
 
     async def _judge_against_reference(
         self, report: EvaluationReport, arm: str, guards: Sequence[Guard] = ()
@@ -323,6 +327,17 @@ class BaseComparison:
         summary.non_inferiority = found
         summary.warnings += [f"{name}: {each}" for name, each in found.slices.items() if each.outcome == "worse"]
         return decide_promotion(found, guards)
+
+    async def _judge_transfer(self, report: EvaluationReport) -> None:
+        evaluation = self._parts.trajectory_builder.evaluation
+        if (found := self._summary.non_inferiority) is None:
+            return
+        from reinforge.trainer.setup.further_sets import judge_transfer
+
+        assert isinstance(evaluation, DatasetEvaluation)
+        judged = await judge_transfer(self._context, self._gate, self._parts.gate_metric, evaluation, found, report)
+        self._summary.non_inferiority, losses = judged
+        self._summary.warnings += losses
 
     async def _evaluate_arm(self, row: ValidationRow, phase: str, split: str = "confirm") -> EvaluationReport:
         """Evaluates one arm on a split with fresh episodes; both arms run with the same environment seeds."""

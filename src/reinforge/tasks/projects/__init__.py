@@ -4,6 +4,7 @@ function/   word problems; the agent is a function that asks the model once, and
 tools/      questions at a shop's counter; the agent has two tools
 coding_agent/  repositories with a bug each; a coding agent fixes them, and hidden tests are the reward
 logs/       logged chats of a help desk with the customers' thumbs
+replace/    recorded calls of a help desk to a large model, which a small one replaces
 shared/     what every project has: .gitignore, and the instructions for coding agents
 
 A file's name here ends in `.tmpl`, so that neither Python nor a linter takes it for a module of reinforge. `@NAME@` in
@@ -31,7 +32,7 @@ SHARED = {
 }
 """Files of `shared/` and their paths in a project; coding agents look for skills in either folder."""
 NUM_ROWS = 1000
-NUM_CHATS = 300
+NUM_CHATS, NUM_CALLS = 300, 600
 
 Row = Mapping[str, Any]
 
@@ -88,6 +89,12 @@ def write_chats() -> Iterable[Row]:
     return write_logs(NUM_CHATS)
 
 
+def write_recorded_calls() -> Iterable[Row]:
+    from reinforge.tasks.help_desk.grammar import write_calls
+
+    return write_calls(NUM_CALLS)
+
+
 def read_tasks() -> dict[str, Any]:
     """Returns the small repositories, each with a bug for a coding agent and its hidden tests, by name."""
     tasks: dict[str, Any] = yaml.safe_load((HERE / "coding_tasks.yml").read_text(encoding="utf-8"))
@@ -113,6 +120,7 @@ def write_repositories() -> dict[str, str]:
 
 RUN = ("reinforge check run.yml --sample 3", "reinforge preflight run.yml", "reinforge finetune run.yml")
 IMPORT = "reinforge data import logs.jsonl --output rows.jsonl --rated"
+REPLACE = "reinforge replace logs.jsonl --model bundled:help_desk --margin 0.1 --machine_price 0.2 --run_name small"
 TEMPLATES = {
     template.name: template
     for template in (
@@ -130,6 +138,13 @@ TEMPLATES = {
         ),
         ProjectTemplate(
             "logs", "logged chats with thumbs up and down (KTO)", "logs.jsonl", write_chats, (IMPORT, *RUN[1:])
+        ),
+        ProjectTemplate(
+            "replace",
+            "recorded calls to a large model, which a small one replaces (SFT, router)",
+            "logs.jsonl",
+            write_recorded_calls,
+            (REPLACE,),
         ),
     )
 }

@@ -11,7 +11,7 @@ from reinforge.cli.exits import Command
 from reinforge.cli.options import JSON
 from reinforge.cli.output import say, say_json
 
-KINDS = ("function", "tools", "coding_agent", "logs")
+KINDS = ("function", "tools", "coding_agent", "logs", "replace")
 """The templates; a test compares them with `reinforge.tasks.projects.TEMPLATES`, which is imported on use."""
 
 
@@ -30,6 +30,7 @@ def command(name: str, template: str, as_json: bool) -> None:
       function  an agent function whose answers can be checked (GRPO)
       tools     an agent with two tools (GRPO)
       logs      logged chats with thumbs up and down (KTO)
+      replace   recorded calls to a large model, which a small one replaces (SFT, router)
       coding_agent  a coding agent in eight repositories with bugs, scored by hidden tests (GRPO)
 
     The project trains offline on a CPU, with a tiny model that is made on first use; one line of run.yml names a

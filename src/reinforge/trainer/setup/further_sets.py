@@ -12,9 +12,11 @@ from typing import Any
 from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.changes import select_scored_in_both
-from reinforge.evaluation.reference import GuardResult
-from reinforge.evaluation.run import REGRESSION
+from reinforge.evaluation.non_inferiority import NonInferiority
+from reinforge.evaluation.reference import GuardResult, compare_transfer, evaluate_reference, list_losses
+from reinforge.evaluation.run import REGRESSION, DatasetEvaluation
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
+from reinforge.trainer.context import RunContext
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem, EvaluationReport
 from reinforge.types.workflow import BoundWorkflow
@@ -56,11 +58,28 @@ async def judge_regression(
 
 async def measure_transfer(
     metric: str, arms: Sequence[EvaluateArm], items: Sequence[EvalInputItem]
-) -> dict[str, Improvement]:
-    """Returns how the models differ on tasks that were not trained."""
+) -> tuple[dict[str, Improvement], EvaluationReport]:
+    """Returns how the models differ on tasks that were not trained, and the report of the second one."""
     before, after = await arms[0]("transfer_base"), await arms[1]("transfer_tuned")
     tasks: dict[str, Any] = {str(item.id): str(item.full_dataset_entry["task"]) for item in items}
-    return compare_tasks(metric, before, after, tasks)
+    return compare_tasks(metric, before, after, tasks), after
+
+
+async def judge_transfer(
+    context: RunContext,
+    gate: GateConfig,
+    metric: str,
+    evaluation: DatasetEvaluation,
+    found: NonInferiority,
+    report: EvaluationReport,
+) -> tuple[NonInferiority, list[str]]:
+    """Compares a model with the reference on examples that were kept apart; returns warnings where it loses more."""
+    items = evaluation.examples("transfer")
+    context.begin_stage("TRANSFER_REFERENCE", None, len(items))
+    reference = await evaluate_reference(evaluation, str(gate.reference), "transfer", "transfer_reference")
+    context.end_stage({"outcomes": reference.outcomes})
+    judged = compare_transfer(found, metric, reference, report, items)
+    return judged, list_losses(judged)
 
 
 def compare_tasks(
