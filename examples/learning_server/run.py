@@ -25,7 +25,7 @@ from tastes import find_remedy, find_taste
 from users import AT_A_TIME, TIMEOUT_S, ask, write_question
 
 from reinforge.evaluation.statistics import compute_mean_interval, compute_paired_difference, format_interval
-from reinforge.serving.version_folder import VersionFolder
+from reinforge.serving.version_folder import Cause, VersionFolder
 from reinforge.tasks.help_desk.grammar import Manners
 from reinforge.tasks.help_desk.starter import CarelessDeskRecipe, generate_careless_chats, make_tokenizer
 from reinforge.tasks.starters import ensure_built
@@ -152,7 +152,7 @@ def play(server, timeline, folder, options, settings):
                 sys.exit("the users have exited")
             timeline.add(chats)
             if options.change is not None and number < options.change <= number + count:
-                notice_change(folder, settings)
+                notice_change(folder, settings, timeline.versions)
                 timeline.print(number + count, "the taste of the users changes")
             number += count
             timeline.print_events(number)
@@ -163,8 +163,10 @@ def play(server, timeline, folder, options, settings):
     return number
 
 
-def notice_change(folder, settings):
-    """The shop's new check, and what it does not want to train on any more."""
+def notice_change(folder, settings, versions):
+    """The shop's new check, what it does not want to train on any more, and a candidate that learned it."""
+    if versions.read().candidate is not None:
+        versions.stop_candidate(Cause("the taste of the users has changed", "the shop"))
     settings.write(folder, f"since: {datetime.now(UTC):%Y-%m-%d %H:%M:%S}")
     file = folder / "reward.py"
     file.write_text(file.read_text().replace('WHEN = "before"', 'WHEN = "after"'))
