@@ -110,7 +110,7 @@ async def test_a_comparison_counts_the_judge_only_if_asked(tmp_path, monkeypatch
     async with judged(tmp_path, monkeypatch, compare=compare) as (client, learning):
         monkeypatch.setattr(learning._writer, "_find_split", lambda *names: (5, 1))  # as if a candidate were served
         await chat(client, "1234567", user="ann")
-        await wait_for(lambda: all(opinions(tmp_path)) and kept(tmp_path))
+        await wait_for(lambda: kept(tmp_path) and all(opinions(tmp_path)))
         [found] = learning.store.read_scores()
         assert (found.score, isinstance(found, LiveScore)) == (score, True)
 
@@ -140,7 +140,7 @@ async def test_an_evaluator_of_the_run_scores_as_in_a_run(tmp_path, monkeypatch)
     run.write_text(RUN.format(write_module(tmp_path)))
     async with judged(tmp_path, monkeypatch, evaluator="short", run=run) as (client, _):
         await chat(client, "1234567890ab")  # 1.2 is neither good nor bad
-        await wait_for(lambda: all(opinions(tmp_path)) and kept(tmp_path))
+        await wait_for(lambda: kept(tmp_path) and all(opinions(tmp_path)))
         assert opinions(tmp_path) == [{"judge": {"score": 1.2}}]
 
 

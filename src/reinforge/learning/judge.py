@@ -1,4 +1,4 @@
-"""Where nobody rates: an evaluator scores a share of the kept chats that have no feedback, one after the other.
+"""Where nobody rates: an evaluator scores a share of the kept chats that have no feedback, one at a time.
 
     judge: {evaluator: follows_rules, share: 0.2}   =>  feedback with the source `judge`: {"score": 0.8, "label": true}
 
@@ -40,7 +40,7 @@ class ChatJudgeConfig(Block):
     """What scores chats that nobody rates."""
 
     evaluator: str = Field(
-        description="Evaluator of the file of `train.config`; or `module:function` beside this file."
+        description="Evaluator of the file of `train.config`; or `module:function` of a module next to this file."
     )
     share: float = Field(default=0.2, gt=0, le=1, description="Of the chats without feedback.")
     after_minutes: float = Field(default=10.0, ge=0, description="Age of a chat from which on it is judged.")
