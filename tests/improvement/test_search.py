@@ -119,6 +119,18 @@ async def test_the_verdict_against_a_reference(tmp_path, most, margin, promoted,
     assert ("non_inferiority" in result) == (margin is not None)
 
 
+async def test_where_nothing_helped_the_untouched_agent_is_compared_with_the_reference(tmp_path):
+    gate = GateConfig(reference="logs", margin=0.1)
+    search = make(tmp_path / "s", {each.name: -0.3 for each in RECIPES}, gate=gate, reference=0.1)
+    result = await search.run()
+    said = (
+        "nothing helped: no trial beat the untouched agent on the select examples; the untouched agent: worse than the "
+    )
+    assert (result["promoted"], result["winner"]) == (False, None)
+    assert result["reason"].startswith(said)
+    assert (result["non_inferiority"]["outcome"], search.trials.judged) == ("worse", [None])
+
+
 def test_halves():
     assert plan_sizes(6) == [6, 3, 2, 1]
     assert plan_sizes(1) == [1]

@@ -265,7 +265,13 @@ class Search:
         best, before = self._find_best(), self.record.before
         if best is None or before is None:
             why = "no trial beat the untouched agent on the select examples" if best else "no trial could be measured"
-            return {"promoted": False, "reason": f"nothing helped: {why}", "winner": None}
+            found = None
+            if best is not None and self.gate.reference is not None:
+                self.say(f"verdict: the untouched agent against {self.gate.reference}, on confirm")
+                found = (await self._measure(None, with_reference=True)).non_inferiority
+                why += "" if found is None else f"; the untouched agent: {found}"
+            result = {"promoted": False, "reason": f"nothing helped: {why}", "winner": None}
+            return result if found is None else {**result, "non_inferiority": found.as_dict()}
         epoch = BASELINE if best.best_epoch is None else best.best_epoch
         what = f"after epoch {epoch}" if epoch != BASELINE else "with its prompt, untrained,"
         self.say(f"verdict: {best.name} {what} against the untouched agent, on confirm")
