@@ -287,12 +287,16 @@ def _list_versions(loaded: LoadedConfig) -> dict[str, str]:
     packages = {type(model).__module__.partition(".")[0] for _, model in iterate_models(loaded.config)}
     plugins = _map_packages() if packages - {"reinforge"} else {}
     names = [*LIBRARIES, *(each for package in sorted(packages - {"reinforge"}) for each in plugins.get(package, ()))]
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    found = {name: find_version(name) for name in names}
+    return {**versions, **{name: version for name, version in found.items() if version is not None}}
+
+
+@cache  # each reads and parses a file, and a run asks twice
+def find_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @cache

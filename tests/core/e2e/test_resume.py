@@ -1,6 +1,5 @@
 """Resuming a run from the command line: which one, with which settings, and what it prints."""
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reinforge.trainer import resume
+from reinforge.trainer import provenance, resume
 from tests.core.e2e.test_user_components import EngineAdapterConfig, ReorderedConfig  # noqa: F401  registers them
 from tests.fault.kit import KILLED, Child
 from tests.journal_rows import read_rows
@@ -89,10 +88,10 @@ def test_changed_code_files_model_and_versions_are_refused_by_name(composed, mon
     assert "undo the changes to resume it unchanged, or pass --allow_config_change" in result.output
     for path, content in contents.items():
         path.write_bytes(content)
-    find_version = importlib.metadata.version
+    find_version = provenance.find_version
     newer = dict.fromkeys(("torch", "transformers", "tokenizers", "numpy"), "99.0")
     with monkeypatch.context() as upgraded:
-        upgraded.setattr(importlib.metadata, "version", lambda name: newer.get(name) or find_version(name))
+        upgraded.setattr(provenance, "find_version", lambda name: newer.get(name) or find_version(name))
         result = call("finetune", "--resume", "runs/r", code=2)
     for name in newer:
         assert f"\n    {name} {find_version(name)} -> 99.0" in result.output
