@@ -118,9 +118,7 @@ def test_an_evaluator_decides_before_the_vote(ask, tmp_path):
         False: "red",
     }
     assert {row["quality"] for row in rows.values()} == {1.0}
-    assert "quality   the imitated replies score 1.000 on average; all are trained on" in "\n".join(
-        found.format_lines()
-    )
+    assert "quality   the replies score 1.000 on average; all are trained on" in "\n".join(found.format_lines())
     assert config["finetuning"]["algorithm"] == {"_type": "sft"}
 
 

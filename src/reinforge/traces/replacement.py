@@ -35,16 +35,16 @@ from reinforge.traces.newest import NewestRequests, keep_newest_apart
 from reinforge.traces.records import ANSWERS, VOTED, list_files
 from reinforge.traces.reply_quality import ReplyQuality, choose_replies
 from reinforge.traces.report import ImportReport
-from reinforge.traces.system_prompts import find_shared_prompt, write_template
+from reinforge.traces.system_prompts import find_shared_prompt, load_student_tokenizer, write_template
 from reinforge.traces.teacher import (
     AskedTeacher,
     Row,
     TeacherCosts,
     TeacherOptions,
-    ask_teacher,
     group_by_prompt,
     measure_self_agreement,
     measure_teacher,
+    open_teacher,
     tidy_reply,
 )
 from reinforge.trainer.evaluate import load_examples
@@ -287,11 +287,14 @@ async def _ask_again(
     config: Path, rows: Sequence[Row], costs: TeacherCosts, options: TeacherOptions, *, probes: bool
 ) -> tuple[list[list[Row]], AskedTeacher]:
     """Returns the rows of each prompt that is trained on: the recorded ones, then one for each further reply."""
-    async with ComponentBuilder(load_config(config, overrides=options.overrides)) as builder:
-        ids = {str(item.id) for item in await load_examples(builder, "train", None)}
+    settings = load_config(config, overrides=options.overrides)
+    async with ComponentBuilder(settings) as student, ComponentBuilder(load_config(options.file)) as builder:
+        asked = await open_teacher(builder, config.with_suffix(ANSWERS), costs, options)
+        ids = {str(item.id) for item in await load_examples(student, "train", None)}
         groups = group_by_prompt([row for row in rows if str(row["id"]) in ids])
-        file, max_tokens = config.with_suffix(ANSWERS), rows[0]["max_tokens"]
-        asked = await ask_teacher(list(groups), file, costs, options, max_tokens, builder if probes else None)
+        if probes:
+            await asked.probe_scores(await load_student_tokenizer(student))
+        await asked.ask(list(groups), rows[0]["max_tokens"], builder.get_max_concurrency())
     for prompt, group in groups.items():
         shared = group[0]["messages"][:-1]
         group += [{**group[0], "messages": [*shared, reply]} for reply in asked.get_replies(prompt)]

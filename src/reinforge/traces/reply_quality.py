@@ -15,7 +15,7 @@ import asyncio
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,6 @@ from reinforge.trainer.setup.components import ComponentBuilder
 SHARE_OF_BEST = 0.5
 LEAST_AGREEMENT = 0.5  # share of a prompt's replies that must agree with the one that is imitated
 
-VOTES = "imitated replies have a share of the votes of"
-
 Row = Mapping[str, Any]
 
 
@@ -39,7 +37,7 @@ class ReplyQuality:
 
     scores: Mapping[str, float | None]  # by id of the row; None: the evaluator has none
     floor: float | None = None  # replies with a lower score are not trained on; None: all are
-    what: str = "recorded replies score"
+    what: str = "replies score"
 
     def is_bad(self, id_: str) -> bool:
         score = self.scores.get(id_)
@@ -83,7 +81,8 @@ async def choose_replies(
     """
     if evaluator is None:
         votes = [count_votes(group) for group in groups]
-        quality = ReplyQuality({str(row["id"]): share for row, share in votes}, LEAST_AGREEMENT, VOTES)
+        shares = {str(row["id"]): share for row, share in votes}
+        quality = ReplyQuality(shares, LEAST_AGREEMENT, "replies with most votes have a share of")
         return [{**row, AGREEMENT: share} for row, share in votes], quality
     distinct = {(str(row["id"]), simplify_reply(row["messages"])): row for group in groups for row in group}
     scores = dict(zip(distinct, await score_replies(config, evaluator, list(distinct.values())), strict=True))
@@ -97,8 +96,6 @@ async def choose_replies(
 
     rows = [count_votes(list(filter(is_good, group)) or group)[0] for group in groups]
     found = find_bad_replies({str(row["id"]): get_score(row) for row in rows}, least)
-    if any(len(group) > 1 for group in groups):
-        found = replace(found, what="imitated replies score")
     return [{**row, evaluator: best if (score := get_score(row)) is None else score} for row in rows], found
 
 

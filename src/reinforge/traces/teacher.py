@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.bounded import load_json
-from reinforge.config.loader import load_config
 from reinforge.config.schema import LLMConfig
 from reinforge.errors import BackendError, BudgetReached, ConfigError, Problem, ReinforgeError
 from reinforge.evaluation.rows import RowProblems
@@ -23,7 +22,6 @@ from reinforge.interfaces import ChatModel, Teacher
 from reinforge.rollout.models.endpoint_config import EndpointConfig
 from reinforge.routing.signals import simplify_reply
 from reinforge.traces.records import read_records
-from reinforge.traces.system_prompts import load_student_tokenizer
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.request import Message, ModelRequest, SamplingParams
 
@@ -225,23 +223,13 @@ class AskedTeacher:
         return f"{self.failures.total():,} requests failed, most often: {self.failures.most_common(1)[0][0]}"
 
 
-async def ask_teacher(
-    prompts: Sequence[str],
-    file: Path,
-    costs: TeacherCosts,
-    options: TeacherOptions,
-    max_tokens: int,
-    student: ComponentBuilder | None,
+async def open_teacher(
+    builder: ComponentBuilder, file: Path, costs: TeacherCosts, options: TeacherOptions
 ) -> AskedTeacher:
-    """Asks the teacher for what the file lacks, and whether it can score tokens of a student."""
-    async with ComponentBuilder(load_config(options.file)) as builder:
-        entries = list(builder.config.llms.items())
-        if len(entries) != 1 or entries[0][1].static_type == "policy":
-            fix = "write llms: {teacher: {_type: openai, base_url: URL, model_name: NAME}}"
-            raise ConfigError(Problem("llms", "expected one entry, the model to ask again", fix, str(options.file)))
-        [(name, entry)] = entries
-        asked = AskedTeacher(await builder.get_llm(name), entry, file, costs, options)
-        if student is not None:
-            await asked.probe_scores(await load_student_tokenizer(student))
-        await asked.ask(prompts, max_tokens, builder.get_max_concurrency())
-    return asked
+    """Returns the only entry of `llms`."""
+    entries = list(builder.config.llms.items())
+    if len(entries) != 1 or entries[0][1].static_type == "policy":
+        fix = "write llms: {teacher: {_type: openai, base_url: URL, model_name: NAME}}"
+        raise ConfigError(Problem("llms", "expected one entry, the model to ask again", fix, str(options.file)))
+    [(name, entry)] = entries
+    return AskedTeacher(await builder.get_llm(name), entry, file, costs, options)
