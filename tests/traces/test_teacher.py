@@ -182,7 +182,7 @@ def test_a_student_imitates_the_votes_and_is_distilled_from_a_teacher_that_score
         replies = [text.split()[0] if number % wrong else "none" for number, text in enumerate(asked)]
         write(tmp_path / name, [record(number, replies[number], prompt=text) for number, text in enumerate(asked)])
     train = ["--model", str(tiny_model_dir), "--margin", "0.1"]
-    train += ["-o", "finetuning.policy.optimizer.learning_rate", "0.003"]
+    rate = "policy.optimizer.learning_rate"
     command = [
         "replace",
         "clean",
@@ -192,14 +192,15 @@ def test_a_student_imitates_the_votes_and_is_distilled_from_a_teacher_that_score
         "--run_name",
         "large",
         "-o",
-        "finetuning.num_epochs",
-        "5",
+        f"finetuning.{rate}",
+        "0.003",
     ]
-    result = CliRunner().invoke(main, command)
+    result = CliRunner().invoke(main, [*command, "-o", "finetuning.num_epochs", "5"])
     assert result.exit_code == 0, result.output
     (tmp_path / "teacher.yml").write_text("llms: {large: {_type: local, model: .reinforge/runs/large/model}}\n")
     command = ["replace", "noisy", *train, "--output", "small", "--run_name", "small", "--teacher", "teacher.yml"]
-    result = CliRunner().invoke(main, [*command, "-o", "finetuning.pipeline.imitate.num_epochs", "3"])
+    stage = "finetuning.pipeline.imitate"
+    result = CliRunner().invoke(main, [*command, "-o", f"{stage}.num_epochs", "3", "-o", f"{stage}.{rate}", "0.003"])
     assert result.exit_code == 0, result.output
     assert "distill   yes, after imitation: the teacher scores the student's tokens" in result.output
     assert re.search(r"vote +(2\d|3\d|4\d) prompts get another reply than the recorded one", result.output)

@@ -3,13 +3,14 @@
     logs/requests-*.jsonl  --prepare-->  replace.jsonl, replace.yml  --reinforge finetune-->  not worse than the logs?
 
 The trained model is compared with the recorded replies on prompts that were held out, by an evaluator of the user or by
-agreement with these replies. A teacher that answers one prompt in several ways agrees with itself less than always; no
-model that imitates it can agree with it more often than that.
+agreement with these replies. Two replies of a teacher to a prompt agree with the probability sum p_i^2 over what it
+may reply. A model that always gives its likeliest reply agrees with max p_i, which is at most the root of that sum.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,8 @@ class Replacement:
         if self.self_agreement is not None:
             lines.append(
                 f"  ceiling   the teacher agrees with itself in {self.self_agreement:.1%} of pairs of replies to one "
-                f"prompt ({self.num_repeated:,} prompts); imitation cannot agree more often"
+                f"prompt ({self.num_repeated:,} prompts); no student agrees with it in more than "
+                f"{math.sqrt(self.self_agreement):.1%}"
             )
         if named := [name for name in self.costs.models if name.rpartition("/")[2].startswith(TERMS)]:
             lines.append(f"  license   {', '.join(named)}: check whether the provider lets you train on its replies")
