@@ -24,7 +24,7 @@ from jobs import MOST_REQUESTS, PROMPTS, list_requests, rate
 
 from reinforge.routing.router import Router
 from reinforge.runs.summary import load_summary
-from reinforge.traces.replacement import TeacherCosts, measure_teacher
+from reinforge.traces.teacher import TeacherCosts, measure_teacher
 
 HERE = Path(__file__).parent
 PRICES = "record:\n  prices:\n    large-1: {prompt: 2.0, completion: 8.0}   # US dollars per million tokens\n"

@@ -110,7 +110,7 @@ def test_an_evaluator_of_ones_own_decides(tmp_path):
     (tmp_path / "color_checks.py").write_text("def is_color(item):\n    return item.output_obj in ('red', 'blue')\n")
     logs = write(tmp_path / "logs", [record(number, "blue" if number % 10 else "rot") for number in range(50)])
     found = prepare([logs], tmp_path / "small", "bundled:help_desk", evaluator="color_checks:is_color")
-    assert "  quality   the recorded replies score 0.900 on average; nothing is trained on the 5 below 0.5" in (
+    assert "  quality   the replies score 0.900 on average; nothing is trained on the 5 below 0.5" in (
         found.format_lines()
     )
     rows = [json.loads(line) for line in (tmp_path / "small.jsonl").read_text().splitlines()]

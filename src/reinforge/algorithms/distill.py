@@ -23,7 +23,7 @@ from pydantic import Field
 
 from reinforge.algorithms.policy_gradient import ClipHigh, ClipLow, Scale, TisCap, group_relative_advantage
 from reinforge.algorithms.samples import samples_from_groups
-from reinforge.config.schema import AlgorithmConfig, Config
+from reinforge.config.schema import AlgorithmConfig
 from reinforge.errors import ConfigError, Problem
 from reinforge.interfaces import Algorithm, Builder, Teacher
 from reinforge.registry import register_algorithm
@@ -95,8 +95,10 @@ async def distill(config: DistillConfig, builder: Builder) -> AsyncIterator[Dist
         message = f'llms has no entry "{config.teacher}"; it has {", ".join(entries) or "none"}'
         fix = "add the teacher there: `_type: local` with its model, or `_type: openai` with its base_url"
         raise ConfigError(Problem("teacher", message, fix))
-    sampling = builder.config.finetuning.sampling
-    if entries[config.teacher].static_type == "openai" and sampling != type(sampling)():
+    run = builder.config.finetuning
+    stages = [each for each in run.pipeline.values() if (each.algorithm or run.algorithm) is config]
+    samplings = [each.sampling or run.sampling for each in stages] or [run.sampling]
+    if entries[config.teacher].static_type == "openai" and any(each != type(each)() for each in samplings):
         message = (
             f"the teacher {config.teacher} scores at temperature 1 over all tokens, which the policy must sample from"
         )
@@ -106,16 +108,10 @@ async def distill(config: DistillConfig, builder: Builder) -> AsyncIterator[Dist
         kind = entries[config.teacher].static_type
         message = f"{config.teacher} is `_type: {kind}`, which cannot score the policy's tokens as a teacher"
         raise ConfigError(Problem("teacher", message, "name an entry of `_type: local` or `_type: openai`"))
-    if config.reward_coef and _count_siblings(builder.config, config) < 2:
+    own = next((each.trajectory_builder for each in stages), None) or run.trajectory_builder
+    siblings = getattr(builder.config.trajectory_builders.get(str(own)), "num_generations", math.inf)
+    if config.reward_coef and siblings < 2:
         message = "the reward counts as its difference from the mean of the group, but each group has one episode"
         fix = "set num_generations of the trajectory builder to 2 or more (8 is usual), or remove reward_coef"
         raise ConfigError(Problem("reward_coef", message, fix))
     yield Distill(config, teacher)
-
-
-def _count_siblings(config: Config, algorithm: DistillConfig) -> float:
-    """Returns the episodes of a group of the trajectory builder that an algorithm trains with; infinite: unknown."""
-    run = config.finetuning
-    own = (stage.trajectory_builder for stage in run.pipeline.values() if stage.algorithm is algorithm)
-    entry = config.trajectory_builders.get(str(next(own, None) or run.trajectory_builder))
-    return float(getattr(entry, "num_generations", math.inf))

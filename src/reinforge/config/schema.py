@@ -329,6 +329,10 @@ class StageConfig(Block):
         description="File with the training examples of this stage, such as demonstrations; null: those of the run. "
         "Rows with the prompt or the conversation of a held-out example are left out.",
     )
+    sampling: SamplingConfig | None = Field(
+        default=None,
+        description="Sampling of the episodes that this stage trains on; null: finetuning.sampling, as in validation.",
+    )
     policy: StagePolicyConfig = Field(default_factory=StagePolicyConfig)
 
 

@@ -119,10 +119,14 @@ def read_recorded_reply(item: EvalInputItem) -> Any:
     messages = row.get("messages")
     last = messages[-1] if isinstance(messages, list) and messages else None
     if isinstance(last, Mapping) and last.get("role") == "assistant":
-        content = last.get("content")
-        return content if isinstance(content, str) and content else [dict(last)]
+        return read_reply(last)
     completion = row.get("completion")
     return completion if isinstance(completion, str) else item.expected_output_obj
+
+
+def read_reply(message: Mapping[str, Any]) -> Any:
+    content = message.get("content")
+    return content if isinstance(content, str) and content else [dict(message)]
 
 
 def find_reference_problems(gate: GateConfig, items: Sequence[EvalInputItem]) -> list[Problem]:

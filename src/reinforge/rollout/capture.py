@@ -60,6 +60,7 @@ class Capture:
     agent an error of its own kind, so only this tells whose failure it is."""
     refused_call: str | None = None  # why the first refused model call was, even if the agent continued; None: none was
     waiting: str | None = None  # what the agent waited for when its time was up, such as a tool; None: not known
+    sampling: SamplingParams | None = None  # how a trained policy is sampled; None: as in the run's other episodes
     omits_content: bool = False  # whether notes in brackets stand for images and files, which are refused otherwise
     told: set[str] = field(default_factory=set)
     """What the user was already told about the agent's requests; episodes of one run share it, and `ignored`."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.pipeline import PipelineStage, choose_stage, list_stages
 from reinforge.config.schema import Config, LLMConfig
 from reinforge.errors import ConfigError, Problem, RecordError, did_you_mean
 from reinforge.interfaces import ChatModel
@@ -110,12 +111,13 @@ class EpisodeRunner:
         max_concurrency: int,
         entries: Mapping[str, LLMConfig] | None = None,
         prompts: Mapping[str, str] | None = None,
+        stages: Sequence[PipelineStage] = (),
     ):
         self.workflow, self.llms, self._entries = workflow, dict(llms), entries or {}
         self.limits, self.outcomes, self.run_seed = limits, outcomes, run_seed
         self.limit: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self.status = RunnerStatus(last_progress_s=time.monotonic())
-        self._sampling = SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+        self._sampling, self._stages = SamplingParams(**sampling.model_dump()), stages
         self._told, self.ignored = set[str](), list[str]()
         self.prompts, self.texts = dict(prompts or {}), dict[str, str]()
         self.slots = EpisodeSlots(max_concurrency)
@@ -135,6 +137,7 @@ class EpisodeRunner:
             max_concurrency=config.eval.general.max_concurrency,
             entries=config.llms,
             prompts=config.prompts,
+            stages=list_stages(finetuning),
         )
 
     def note_unused_prompts(self, note: Callable[[str], None]) -> None:
@@ -170,13 +173,18 @@ class EpisodeRunner:
         sibling = key.generation if phase == "evaluate" or not self.workflow.share_environment_seed else 0
         return stable_seed(self.run_seed, "world", phase, epoch, key.round, key.example_id, sibling)
 
+    def choose_sampling(self, key: EpisodeKey) -> SamplingParams:
+        stage = choose_stage(self._stages, key.epoch) if key.phase == "collect" else None
+        own = stage.settings.sampling if stage is not None else None
+        return self._sampling if own is None else SamplingParams(**own.model_dump())
+
     def create_handle(self, name: str, capture: Capture, blocks: asyncio.AbstractEventLoop | None) -> AsyncLLM:
         """Returns the handle of an entry of `llms`; a blocking one if it gets the loop that its calls run in."""
         if name not in self.llms:
             raise KeyError(f'llms has no entry "{name}"; it has {", ".join(self.llms)}')
         if blocks is None:
-            return AsyncLLM(name, self.llms[name], capture, self._sampling)
-        return BlockingLLM(name, self.llms[name], capture, self._sampling, blocks)
+            return AsyncLLM(name, self.llms[name], capture, capture.sampling or self._sampling)
+        return BlockingLLM(name, self.llms[name], capture, capture.sampling or self._sampling, blocks)
 
     def open_endpoint(self, capture: Capture, loop: asyncio.AbstractEventLoop) -> EpisodeEndpoint:
         from reinforge.rollout.http.endpoint import EpisodeEndpoint  # most agents need none
@@ -341,6 +349,7 @@ class Attempt(ContainedTask[Any]):
         runner = self.batch.runner
         self.capture = Capture(
             stable_seed(runner.run_seed, "draws", str(self.key), self.number),
+            sampling=runner.choose_sampling(self.key),
             omits_content=runner.outcomes.unsupported_content == "omit",
             told=runner._told,
             ignored=runner.ignored,

@@ -9,7 +9,7 @@ the newest requests differ from the older ones as much as the confirm examples d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -44,7 +44,8 @@ def keep_newest_apart(rows: Sequence[Row]) -> tuple[list[Row], NewestRequests]:
         return list(rows), _keep_none(f"{len(rows) - len(times):,} of {len(rows):,} rows have no time")
     span = max(times.values()) - min(times.values())
     if span < SHORTEST:
-        return list(rows), _keep_none(f"the log spans {_format_span(span)}, and it takes {SHORTEST.days} days")
+        length = f"{span.days} days" if span.days > 1 else f"{span.total_seconds() / 3600:.1f} hours"
+        return list(rows), _keep_none(f"the log spans {length}, and it takes {SHORTEST.days} days")
     items = RowDataset(rows).load()
     similar = [*group_near_duplicates(items), *group_by_column(items, "conversation").values()]
     groups = merge_groups([[id_] for id_ in times], similar)
@@ -59,17 +60,10 @@ def keep_newest_apart(rows: Sequence[Row]) -> tuple[list[Row], NewestRequests]:
         return list(rows), _keep_none(few)
     since = f"{min(newest.values()):%Y-%m-%d %H:%M}"
     text = f"the {len(newest):,} since {since} are trained on by nothing, and compared apart from the verdict"
-    marked = [_mark(row) if str(row["id"]) in newest else row for row in rows]
+    mark = {"transfer": True, "task": NEWEST}
+    marked = [row | mark if str(row["id"]) in newest else row for row in rows]
     return marked, NewestRequests(len(newest), text)
-
-
-def _mark(row: Mapping[str, Any]) -> Row:
-    return {**row, "transfer": True, "task": NEWEST}
 
 
 def _keep_none(why: str) -> NewestRequests:
     return NewestRequests(0, f"none are kept apart as a test of drift: {why}")
-
-
-def _format_span(span: timedelta) -> str:
-    return f"{span.days} days" if span.days > 1 else f"{span.total_seconds() / 3600:.1f} hours"

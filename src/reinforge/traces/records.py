@@ -26,6 +26,7 @@ BATCH_KEYS = ("resourceSpans", "resourceLogs")  # fields whose items stay wrappe
 REST = "the rest of the file is not read; repair it here and import it again"
 FIRST_LINE_CHARS = 500_000
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".log", ".txt")
+VOTED, ANSWERS = ".voted.jsonl", ".answers.jsonl"  # files of `reinforge replace` beside its rows
 
 
 def list_files(sources: list[Path], output: Path) -> list[Path]:
@@ -55,7 +56,8 @@ def list_files(sources: list[Path], output: Path) -> list[Path]:
 def _is_export(path: Path, folder: Path, output: Path) -> bool:
     is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
     is_known = not is_hidden and path.suffix.lower() in SUFFIXES and path.is_file()
-    return is_known and path.resolve() != output.resolve()
+    outputs = (output, *map(output.with_suffix, (VOTED, ANSWERS)))
+    return is_known and path.resolve() not in [each.resolve() for each in outputs]
 
 
 def read_records(path: Path, problems: RowProblems) -> Iterator[Row]:

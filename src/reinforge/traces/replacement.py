@@ -3,26 +3,25 @@
     logs/requests-*.jsonl  --prepare-->  replace.jsonl, replace.yml  --reinforge finetune-->  not worse than the logs?
 
 The trained model is compared with the recorded replies on prompts that were held out, by an evaluator of the user or by
-agreement with these replies. A teacher that answers one prompt in several ways agrees with itself less than always; no
-model that imitates it can agree with it more often than that.
+agreement with these replies. Two replies of a teacher to a prompt agree with the probability sum p_i^2 over what it
+may reply. A model that always gives its likeliest reply agrees with max p_i, which is at most the root of that sum.
 """
 
 from __future__ import annotations
 
 import asyncio
-import statistics
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from reinforge.config.document import escape
+from reinforge.config.document import escape, parse_yaml
 from reinforge.config.dump import dump_data
+from reinforge.config.loader import load_config
 from reinforge.engine.learning_rate import count_parameters
 from reinforge.engine.small_models import LORA, LORA_FROM
 from reinforge.errors import ConfigError, Problem
-from reinforge.evaluation.rows import RowProblems
 from reinforge.files import read_lines, replace_file, to_json
 from reinforge.routing.risk import calibrate
 from reinforge.routing.router import Router
@@ -34,10 +33,23 @@ from reinforge.runs.run_folder import read_config
 from reinforge.runs.summary import RunSummary
 from reinforge.traces.importer import ImportOptions, import_traces
 from reinforge.traces.newest import NewestRequests, keep_newest_apart
-from reinforge.traces.records import list_files, read_records
-from reinforge.traces.reply_quality import ReplyQuality, find_bad_replies, score_replies
+from reinforge.traces.records import ANSWERS, VOTED, list_files
+from reinforge.traces.reply_quality import ReplyQuality, choose_replies
 from reinforge.traces.report import ImportReport
-from reinforge.traces.system_prompts import find_shared_prompt, write_template
+from reinforge.traces.system_prompts import find_shared_prompt, load_student_tokenizer, write_template
+from reinforge.traces.teacher import (
+    AskedTeacher,
+    Row,
+    TeacherCosts,
+    TeacherOptions,
+    group_by_prompt,
+    measure_self_agreement,
+    measure_teacher,
+    open_teacher,
+    tidy_reply,
+)
+from reinforge.trainer.evaluate import load_examples
+from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply
 
@@ -51,7 +63,7 @@ LEAST_CONFIRM, MOST_CONFIRM, DECIDING = 0.25, 0.5, 6.0
 """Shares of the rows for the verdict, and rows times margin with which one or two lost examples still pass."""
 BATCH_SIZE, FULL_STEPS, LORA_STEPS = 16, 400, 60
 """Rows of an optimizer step, and steps of a run: small models whose weights are all trained need more of them."""
-LEAST_EPOCHS, MOST_EPOCHS = 3, 20
+LEAST_EPOCHS, MOST_EPOCHS, DISTILLATION_EPOCHS = 3, 20, 2
 TERMS = ("gpt-", "o1", "o3", "o4", "claude", "gemini", "grok", "command-")
 """How names of models begin whose providers limit what their replies may be used for."""
 
@@ -78,56 +90,6 @@ def agrees(item: EvalInputItem) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class TeacherCosts:
-    """What the recorded calls took; per call, None where the logs do not say."""
-
-    num_calls: int
-    num_failed: int
-    prompt_tokens: float | None
-    completion_tokens: float | None
-    price: float | None  # US dollars
-    p50_s: float | None
-    p99_s: float | None
-    models: tuple[str, ...]
-
-    def __str__(self) -> str:
-        failed = f", {self.num_failed:,} failed" if self.num_failed else ""
-        slow = "" if self.p50_s is None else f"; p50 {self.p50_s:.2f} s, p99 {self.p99_s:.2f} s"
-        tokens = price = "unknown"
-        if self.prompt_tokens is not None and self.completion_tokens is not None:
-            tokens = f"{1000 * self.prompt_tokens:,.0f} + {1000 * self.completion_tokens:,.0f}"
-        if self.price is not None:
-            price = f"${1000 * self.price:.4g}"
-        return f"{self.num_calls:,} requests{failed}{slow}; per 1,000 requests: {tokens} tokens, price {price}"
-
-
-def measure_teacher(files: Sequence[Path]) -> TeacherCosts:
-    """Returns what the calls of LiteLLM's logs took, which those of `reinforge serve --record` are."""
-    numbers: dict[str, list[float]] = {}
-    models, num_calls, num_failed = dict[str, None](), 0, 0
-    for path in files:
-        for row in read_records(path, RowProblems()):
-            record = row.value
-            if not isinstance(record, Mapping) or "call_type" not in record:
-                continue
-            num_calls += 1
-            if record.get("status") not in (None, "success"):
-                num_failed += 1
-                continue
-            models.setdefault(str(record.get("model") or ""))
-            for name in ("prompt_tokens", "completion_tokens", "response_cost", "response_time"):
-                if isinstance(value := record.get(name), int | float):
-                    numbers.setdefault(name, []).append(float(value))
-    means = {name: statistics.fmean(found) for name, found in numbers.items()}
-    times = sorted(numbers.get("response_time", ()))
-    p50, p99 = (times[int(share * (len(times) - 1))] if times else None for share in (0.5, 0.99))
-    tokens = means.get("prompt_tokens"), means.get("completion_tokens")
-    return TeacherCosts(
-        num_calls, num_failed, *tokens, means.get("response_cost"), p50, p99, tuple(filter(None, models))
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Replacement:
     """What is needed for a run that replaces a model, and what the logs say of the model."""
 
@@ -140,12 +102,17 @@ class Replacement:
     newest: NewestRequests
     dropped: str = ""  # the shared system prompt that the student is not shown
     quality: ReplyQuality | None = None  # None: there is no evaluator but agreement
+    asked: AskedTeacher | None = None  # None: the large model is not asked again
+    num_changed: int = 0  # prompts for which another reply than the recorded one is imitated
 
     def format_lines(self) -> list[str]:
         lines = [*self.report.format_lines(), f"  teacher   {self.costs}"]
         lines.append(f"  newest    {self.newest.text}")
         if self.quality is not None:
             lines.append(f"  quality   {self.quality}")
+        if self.asked is not None:
+            failed = f"; {self.asked.describe_failures()}" if self.asked.failures else ""
+            lines.append(f"  vote      {self.num_changed:,} prompts get another reply than the recorded one{failed}")
         if self.dropped:
             lines.append(
                 f"  system    the student is not shown {len(self.dropped):,} characters that all requests share"
@@ -155,7 +122,8 @@ class Replacement:
         if self.self_agreement is not None:
             lines.append(
                 f"  ceiling   the teacher agrees with itself in {self.self_agreement:.1%} of pairs of replies to one "
-                f"prompt ({self.num_repeated:,} prompts); imitation cannot agree more often"
+                f"prompt ({self.num_repeated:,} prompts); no student agrees with it in more than "
+                f"{math.sqrt(self.self_agreement):.1%}"
             )
         if named := [name for name in self.costs.models if name.rpartition("/")[2].startswith(TERMS)]:
             lines.append(f"  license   {', '.join(named)}: check whether the provider lets you train on its replies")
@@ -246,6 +214,7 @@ def prepare(
     evaluator: str | None = None,
     margin: float = 0.02,
     drop_system: bool = False,
+    teacher: TeacherOptions | None = None,
 ) -> Replacement:
     """Writes the rows and the configuration of a run that replaces the model whose calls the logs hold.
 
@@ -254,6 +223,7 @@ def prepare(
         evaluator: `_type` of an evaluator, or `module:function` beside the files; None: agreement with the logs.
         margin: The largest loss to accept.
         drop_system: The student is not shown the system prompt that all requests share.
+        teacher: How the model is asked again; None: only its recorded replies are used.
 
     Raises:
         ConfigError: The logs cannot be read, hold too few replies, or share no system prompt that is to be dropped.
@@ -267,53 +237,83 @@ def prepare(
     rows, newest = keep_newest_apart(rows)
     replies = [row["messages"][-1] for row in rows]
     longest = max(len(to_json([each.get("content"), each.get("tool_calls")])) for each in replies)
-    limit = min(MOST_TOKENS, longest // 2 + MARGIN_TOKENS)
-
-    def write_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-        replace_file(rows_file, "".join(f"{to_json({**row, 'max_tokens': limit})}\n" for row in rows))
-
-    write_rows(rows)
+    rows = [{**row, "max_tokens": min(MOST_TOKENS, longest // 2 + MARGIN_TOKENS)} for row in rows]
+    _write_rows(rows_file, rows)
     config = output.with_suffix(".yml")
     settings = _build_config(rows_file.name, len(rows) - newest.num_rows, model, evaluator, margin)
     replace_file(config, HEAD + dump_data(settings))
     shared = find_shared_prompt(rows) if drop_system else ""
     if shared:
         settings["finetuning"]["policy"]["chat_template"] = escape(asyncio.run(write_template(config, shared)))
-    quality = None
-    if evaluator is not None:
-        quality = find_bad_replies(asyncio.run(score_replies(config, QUALITY)), NEEDED_ROWS)
+    costs = measure_teacher(list_files(list(sources), rows_file))
+    groups: list[list[Row]] = [[row] for row in rows]
+    asked: AskedTeacher | None = None
+    quality: ReplyQuality | None = None
+    num_changed = 0
+    if teacher is not None:
+        rows_file = output.with_suffix(VOTED)
+        stage = {"num_epochs": settings["finetuning"].pop("num_epochs"), "dataset": rows_file.name}
+        settings["finetuning"]["pipeline"] = {"imitate": stage}
+        replace_file(config, HEAD + dump_data(settings))
+        groups, asked = asyncio.run(_ask_again(config, rows, costs, teacher, probes=not shared))
+        if asked.can_score:
+            _add_distillation(settings, teacher.file)
+    if evaluator is not None or teacher is not None:
+        metric = settings["finetuning"]["reward_function"]["name"]
+        chosen, quality = asyncio.run(choose_replies(config, QUALITY if evaluator else None, groups, NEEDED_ROWS))
+        _write_rows(rows_file, chosen)
+        pairs = zip(chosen, groups, strict=True)
+        num_changed = sum(
+            simplify_reply(row["messages"]) != simplify_reply(old["messages"]) for row, (old, *_) in pairs
+        )
         if quality.floor is not None:
-            best = max(each for each in quality.scores.values() if each is not None)
-            scored = {id_: best if score is None else score for id_, score in quality.scores.items()}
-            write_rows([{**row, QUALITY: scored[str(row["id"])]} for row in rows])
-            settings["trajectory_builders"]["logs"]["reward_key"] = QUALITY
+            settings["trajectory_builders"]["logs"]["reward_key"] = metric
             settings["finetuning"]["algorithm"]["min_reward"] = quality.floor
     replace_file(config, HEAD + dump_data(settings))
-    agreement, num_repeated = measure_self_agreement(rows)
-    costs = measure_teacher(list_files(list(sources), rows_file))
+    agreement, num_repeated = measure_self_agreement([row for group in groups for row in group])
     tool_sets = {to_json(row.get("tools")) for row in rows if row.get("tools")}
-    return Replacement(config, report, costs, len(tool_sets), agreement, num_repeated, newest, shared, quality)
+    found = (len(tool_sets), agreement, num_repeated, newest, shared)
+    return Replacement(config, report, costs, *found, quality, asked, num_changed)
+
+
+def _write_rows(file: Path, rows: Sequence[Row]) -> None:
+    replace_file(file, "".join(f"{to_json(row)}\n" for row in rows))
 
 
 def _tidy(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row whose last reply is either text or tool calls, so that it can be compared."""
     *prompt, last = row["messages"]
-    last = {**last, "content": None} if last.get("tool_calls") else last
-    return {**row, "messages": [*prompt, last]}
+    return {**row, "messages": [*prompt, tidy_reply(last)]}
 
 
-def measure_self_agreement(rows: Sequence[Mapping[str, Any]]) -> tuple[float | None, int]:
-    """Returns how often two replies to one prompt agree, over the prompts with several, and how many these are."""
-    replies: dict[str, list[Any]] = {}
-    for row in rows:
-        *prompt, last = row["messages"]
-        asked = [{key: value for key, value in each.items() if key != "weight"} for each in prompt]
-        replies.setdefault(to_json([asked, row.get("tools")]), []).append(simplify_reply([last]))
-    repeated = [found for found in replies.values() if len(found) > 1]
-    if not repeated:
-        return None, 0
-    shares = [statistics.fmean(a == b for a, b in combinations(found[:50], 2)) for found in repeated]
-    return statistics.fmean(shares), len(repeated)
+async def _ask_again(
+    config: Path, rows: Sequence[Row], costs: TeacherCosts, options: TeacherOptions, *, probes: bool
+) -> tuple[list[list[Row]], AskedTeacher]:
+    """Returns the rows of each prompt that is trained on: the recorded ones, then one for each further reply."""
+    settings = load_config(config, overrides=options.overrides)
+    async with ComponentBuilder(settings) as student, ComponentBuilder(load_config(options.file)) as builder:
+        asked = await open_teacher(builder, config.with_suffix(ANSWERS), costs, options)
+        ids = {str(item.id) for item in await load_examples(student, "train", None)}
+        groups = group_by_prompt([row for row in rows if str(row["id"]) in ids])
+        if probes:
+            await asked.probe_scores(await load_student_tokenizer(student))
+        await asked.ask(list(groups), rows[0]["max_tokens"], builder.get_max_concurrency())
+    for prompt, group in groups.items():
+        shared = group[0]["messages"][:-1]
+        group += [{**group[0], "messages": [*shared, reply]} for reply in asked.get_replies(prompt)]
+    return list(groups.values()), asked
+
+
+def _add_distillation(settings: dict[str, Any], file: Path) -> None:
+    """Adds a stage in which the teacher scores the student's own replies."""
+    (entry,) = parse_yaml(file.read_bytes()).data["llms"].values()
+    settings["llms"]["teacher"], settings["workflow"]["llm"] = entry, "student"
+    settings["trajectory_builders"]["own"] = {"_type": "group", "num_generations": 1}
+    settings["finetuning"]["pipeline"]["distill"] = {
+        "num_epochs": DISTILLATION_EPOCHS,
+        "algorithm": {"_type": "distill", "teacher": "teacher"},
+        "trajectory_builder": "own",
+        "sampling": {"temperature": 1.0},
+    }
 
 
 HEAD = """\

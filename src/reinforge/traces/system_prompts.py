@@ -49,12 +49,15 @@ def find_shared_prompt(rows: Sequence[Mapping[str, Any]]) -> str:
 
 async def write_template(config: Path, shared: str) -> str:
     """Returns the chat template of a configuration's model, with a first part that leaves the shared prompt out."""
+    async with ComponentBuilder(load_config(config)) as builder:
+        return f"{write_head(shared)}{(await load_student_tokenizer(builder)).get_chat_template()}"
+
+
+async def load_student_tokenizer(builder: ComponentBuilder) -> Any:
     from reinforge.engine.model.loading import load_tokenizer
 
-    async with ComponentBuilder(load_config(config)) as builder:
-        policy = builder.config.finetuning.policy
-        found = load_tokenizer(policy.model_copy(update={"model": await builder.get_model_path()}))
-    return f"{write_head(shared)}{found.get_chat_template()}"
+    policy = builder.config.finetuning.policy
+    return load_tokenizer(policy.model_copy(update={"model": await builder.get_model_path()}))
 
 
 def write_head(shared: str) -> str:

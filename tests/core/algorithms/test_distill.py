@@ -11,6 +11,9 @@ from reinforge.algorithms.sft import SFT
 from reinforge.algorithms.staged import StagedAlgorithm
 from reinforge.config.loader import build_config
 from reinforge.errors import ConfigError
+from reinforge.rollout.runner import EpisodeRunner
+from reinforge.rollout.workflow import bind_workflow
+from reinforge.types.episode import EpisodeKey
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import Needs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
@@ -111,6 +114,22 @@ async def test_an_endpoint_scores_what_was_sampled_from_the_whole_distribution_o
     await make({"big": LOCAL}, ScriptedTeacher(), sampling={"temperature": 0.7})
     with pytest.raises(ConfigError, match=r"finetuning.sampling: .* scores at temperature 1 over all tokens"):
         await make({"big": ENDPOINT}, ScriptedTeacher(), sampling={"temperature": 0.7})
+
+
+async def test_a_stage_samples_what_an_endpoint_scores_and_validations_stay_greedy():
+    stage = {"algorithm": {"_type": "distill", "teacher": "big"}, "sampling": {"temperature": 1.0}}
+    finetuning = {"sampling": {"temperature": 0.0}, "pipeline": {"first": {}, "distill": stage}}
+    config = build_config({"llms": {"big": ENDPOINT}, "finetuning": finetuning}).config
+
+    async def get_llm(name):
+        return ScriptedTeacher()
+
+    builder = SimpleNamespace(config=config, get_llm=get_llm)
+    assert isinstance(await anext(distill(config.finetuning.pipeline["distill"].algorithm, builder)), Distill)
+    workflow = bind_workflow(lambda item, llm, context: "", "big")
+    runner = EpisodeRunner.from_config(config, workflow, {"big": ScriptedTeacher()})
+    keys = [EpisodeKey("collect", 0, "a"), EpisodeKey("collect", 1, "a"), EpisodeKey("validate", 1, "a")]
+    assert [runner.choose_sampling(key).temperature for key in keys] == [0.0, 1.0, 0.0]
 
 
 def test_the_algorithm_of_a_pipeline_is_that_of_the_epochs_stage():

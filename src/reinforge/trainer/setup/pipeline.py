@@ -192,6 +192,8 @@ def _describe_stage(parts: StageParts, splits: Mapping[str, Sequence[Any]]) -> s
     if parts.stage.settings.dataset is not None:
         count = len(splits.get(name_train_split(parts.stage), ()))
         shown.append(f"{count} rows of {parts.stage.settings.dataset}")
+    if (sampling := parts.stage.settings.sampling) is not None:
+        shown.append(f"sampling: {_format(sampling)}")
     return "; ".join(shown)
 
 
