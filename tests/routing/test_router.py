@@ -34,6 +34,23 @@ def test_the_file_holds_everything(router, tmp_path):
     assert (values["margin"], values["confidence"], values["num_requests"]) == (0.02, 0.95, 1000)
 
 
+@pytest.mark.parametrize(
+    ("signal", "how", "said"),
+    [
+        ("min_logprob", {}, "min_logprob"),
+        ("agreement", {"num_samples": 4}, "agreement of 4 further samples at temperature 1"),
+        ("evaluator", {"evaluator": {"_type": "json_schema", "schema": "form.json"}}, "the evaluator json_schema"),
+        ("evaluator", {"evaluator": {"_type": "python", "function": "a:b"}}, "the evaluator a:b"),
+    ],
+)
+def test_the_file_says_what_its_signal_takes(tmp_path, signal, how, said):
+    found = Router.from_calibration(signal, calibrate(*requests(), MARGIN, thresholds=THRESHOLDS), metric="m", **how)
+    found.save(tmp_path / "router.json")
+    again = Router.load(tmp_path / "router.json")
+    assert (again, again.describe_signal()) == (found, said)
+    assert (again.tighten(1).num_samples, again.tighten(1).evaluator) == (found.num_samples, found.evaluator)
+
+
 def test_a_stricter_threshold_still_keeps_the_promise(router):
     tighter = router.tighten(2)
     assert (tighter.threshold, tighter.kept, tighter.share) == (0.6, (0.9, 0.6), 0.4)
@@ -53,6 +70,11 @@ def test_a_stricter_threshold_still_keeps_the_promise(router):
         ({"threshold": 0.1}, "threshold must be the last and smallest of kept"),
         ({"kept": [0.4, 0.9]}, "threshold must be the last and smallest of kept"),
         ({"margin": None}, "margin: Input should be a valid number"),
+        ({"num_samples": 4}, "num_samples must be 1 or more for the signal agreement, and 0 for any other"),
+        ({"signal": "agreement"}, "num_samples must be 1 or more for the signal agreement"),
+        ({"signal": "agreement", "num_samples": 99}, "num_samples: Input should be less than or equal to 32"),
+        ({"signal": "evaluator"}, "evaluator must hold settings for the signal evaluator"),
+        ({"temperature": 0}, "temperature: Input should be greater than 0"),
     ],
 )
 def test_a_file_that_was_edited_wrongly_is_refused(router, tmp_path, change, said):
