@@ -29,19 +29,10 @@ def folder(tmp_path_factory):
     return made
 
 
-@pytest.mark.parametrize(
-    ("text", "settings"),
-    [
-        ("json_schema", {"_type": "json_schema"}),
-        ("checks:is_valid", {"_type": "python", "function": "checks:is_valid"}),
-        ("{_type: json_schema, schema: form.json}", {"_type": "json_schema", "schema": "form.json"}),
-    ],
-)
-def test_how_an_evaluator_is_named(text, settings):
-    assert read_evaluator(text) == settings
-
-
-def test_settings_that_are_not_yaml_are_refused():
+def test_how_an_evaluator_is_named():
+    assert read_evaluator("json_schema") == {"_type": "json_schema"}
+    assert read_evaluator("checks:is_valid") == {"_type": "python", "function": "checks:is_valid"}
+    assert read_evaluator("{_type: regex, pattern: ':'}") == {"_type": "regex", "pattern": ":"}
     with pytest.raises(ConfigError, match="not valid YAML"):
         read_evaluator("{_type: [")
 
@@ -53,7 +44,6 @@ def test_settings_that_are_not_yaml_are_refused():
         ({"_type": "python", "function": "shown_to_routers:calls_f"}, CALL, 1.0),
         ({"_type": "python", "function": "shown_to_routers:calls_f"}, {"content": "f"}, None),  # it raises
         ({"_type": "python", "function": "shown_to_routers:repeats"}, {"content": "yes"}, 1.0),
-        ({"_type": "python", "function": "shown_to_routers:repeats"}, {"content": None}, 0.0),
         ({"_type": "json_schema", "schema": "form.json"}, {"content": "[]"}, 1.0),
         ({"_type": "json_schema", "schema": "form.json"}, {"content": "{}"}, 0.0),
     ],
@@ -72,7 +62,6 @@ async def test_it_is_shown_the_request_and_the_reply_alone(folder, settings, mes
             {"_type": "json_schema", "schema": "absent.json"},
             "router.json evaluator.schema: file not found: absent.json",
         ),
-        ({"_type": "json_schema"}, "router.json evaluator.schema: "),
         ({"_type": "jsn_schema"}, "router.json evaluator._type: "),
         ({"_type": "exact_match"}, "router.json evaluator: compares with an expected answer"),
         ({"_type": "llm_judge", "llm": "judge", "rubric": "Polite?"}, "router.json evaluator.llm: llms has no entry"),

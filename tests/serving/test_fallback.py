@@ -228,9 +228,6 @@ async def test_samples_beside_the_reply_decide(large, start):
         assert await ask(app, "hard", "local") == ("yes", "local", "asked")
         assert len(student.requests) == 11  # no samples where nothing is decided
         assert await ask(app, "hard", n=2) == ("echo hard", "upstream", "unsure")
-        async with async_openai(app) as client:
-            stream = await client.chat.completions.create(model="x", messages=says("easy"), stream=True)
-            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]) == "yes"
 
 
 async def test_the_score_of_an_evaluator_decides(large, start, caplog):

@@ -351,7 +351,7 @@ async def _build_fallback(
     budget = DayBudget(options["fallback_per_day"], file.with_suffix(".budget.json"))
     run, limits = find_model(settings.sources[0], settings.output_dir, MODEL).run, _read_access(options)["limits"]
     log = ServedLog(run) if run is not None else None
-    say(f"A reply is sent or not by {router.describe_signal()}.")
+    say(f"The router decides by {router.describe_signal()}.")
     return {"chat": FallbackApi(served, limits, upstream, check, budget, log, evaluator), "key_header": KEY_HEADER}
 
 

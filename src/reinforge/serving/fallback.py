@@ -231,8 +231,7 @@ class FallbackApi(ChatApi):
         for index, reply in enumerate(replies):
             place = index // prepared.num_choices
             own = samples[place * router.num_samples : (place + 1) * router.num_samples]
-            judge = self._evaluator
-            score = None if judge is None else await judge.score(prepared.requests[place], reply)
+            score = None if self._evaluator is None else await self._evaluator.score(prepared.requests[place], reply)
             signals = measure_confidence(reply, [[each.message] for each in own], score)
             confidences.append(signals.get(router.signal))
         known = [each for each in confidences if each is not None]

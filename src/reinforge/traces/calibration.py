@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 BASE, OPTION = "confirm_base", "--router_evaluator"
 MIN_ROUTED = 30
 TEMPERATURE = 1.0  # of further samples
-LOW_AUROC = 0.8  # below it the option for samples is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +131,6 @@ def write_router(summary: RunSummary, rows: Path, file: Path, further: RouterSig
     lines = [f"router         {found}", f"               by {router.describe_signal()} ({_format_auroc(choice)})"]
     if found.share:
         lines.append(f"               reinforge serve {summary.folder} --fallback URL --router {file}")
-    is_weak = choice.auroc[choice.name] < LOW_AUROC and len({each.is_good for each in scored}) == 2
-    if is_weak and not further.num_samples:
-        lines.append("               which says little of a reply; --router_samples 4 tries the agreement of samples")
     return lines
 
 
