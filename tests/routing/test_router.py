@@ -34,6 +34,15 @@ def test_the_file_holds_everything(router, tmp_path):
     assert (values["margin"], values["confidence"], values["num_requests"]) == (0.02, 0.95, 1000)
 
 
+def test_the_file_says_what_its_signal_takes(tmp_path):
+    how, found = {"num_samples": 4, "temperature": 0.5}, calibrate(*requests(), MARGIN, thresholds=THRESHOLDS)
+    Router.from_calibration("agreement", found, metric="m", **how).save(tmp_path / "router.json")
+    again = Router.load(tmp_path / "router.json").tighten(1)
+    assert again.describe_signal() == "agreement of 4 further samples at temperature 0.5"
+    again = Router.from_calibration("evaluator", found, evaluator={"_type": "python", "function": "a:b"})
+    assert (again.describe_signal(), again.metric) == ("the evaluator a:b", None)
+
+
 def test_a_stricter_threshold_still_keeps_the_promise(router):
     tighter = router.tighten(2)
     assert (tighter.threshold, tighter.kept, tighter.share) == (0.6, (0.9, 0.6), 0.4)
@@ -53,6 +62,10 @@ def test_a_stricter_threshold_still_keeps_the_promise(router):
         ({"threshold": 0.1}, "threshold must be the last and smallest of kept"),
         ({"kept": [0.4, 0.9]}, "threshold must be the last and smallest of kept"),
         ({"margin": None}, "margin: Input should be a valid number"),
+        ({"num_samples": 4}, "num_samples must be 1 or more for the signal agreement, and 0 for any other"),
+        ({"signal": "agreement"}, "num_samples must be 1 or more for the signal agreement"),
+        ({"signal": "evaluator"}, "evaluator must hold settings for the signal evaluator"),
+        ({"temperature": 0}, "temperature: Input should be greater than 0"),
     ],
 )
 def test_a_file_that_was_edited_wrongly_is_refused(router, tmp_path, change, said):

@@ -30,14 +30,6 @@ def test_entropy_counts_the_rest_as_one_token():
     assert measure_confidence(reply(tops=tops))["entropy"] == pytest.approx(-1.5 * math.log(2) / 2)
 
 
-def test_an_endpoint_that_reports_log_probs_in_openais_format():
-    content = [{"token": "a", "logprob": -0.2, "top_logprobs": [{"token": "a", "logprob": math.log(0.5)}]}]
-    found = measure_confidence(ModelReply({"content": "a"}, "stop", None, logprobs={"content": content}))
-    assert found == {"mean_logprob": -0.2, "min_logprob": -0.2, "entropy": pytest.approx(-math.log(2))}
-    for logprobs in (None, {}, {"content": None}, {"content": [5, {"logprob": None}]}):
-        assert measure_confidence(ModelReply({"content": "a"}, "stop", None, logprobs=logprobs)) == {}
-
-
 def test_replies_without_sampled_tokens_have_no_log_probs():
     assert measure_confidence(reply(logprobs=(math.nan,))) == {}
     assert measure_confidence(reply(logprobs=())) == {}
@@ -47,6 +39,9 @@ def test_agreement_compares_json_and_tool_calls_by_what_they_mean():
     assert measure_confidence(reply('{"a": 1, "b": 2}', ()), samples=['{"b":2,"a":1}', "a"]) == {"agreement": 0.5}
     call = {"function": {"name": "search", "arguments": "{}"}}
     assert measure_confidence(reply(None, (), tool_calls=[call]), samples=['[["search", "{}"]]']) == {"agreement": 1}
+    asked = [{"role": "assistant", "content": "I search", "tool_calls": [call]}]
+    said = [{"role": "assistant", "content": "I search"}]
+    assert measure_confidence(reply(None, (), tool_calls=[call]), samples=[asked, said]) == {"agreement": 0.5}
 
 
 def test_the_area_under_the_roc_curve():

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from reinforge.cli import main
 from reinforge.errors import ConfigError, StorageError
 from reinforge.rollout.http.exchange import find_dialect
+from reinforge.routing.reply_evaluator import ReplyEvaluator
 from reinforge.routing.router import Router
 from reinforge.routing.signals import simplify_reply
 from reinforge.runs.journal.served import ServedLog, read_served
@@ -26,7 +27,7 @@ from reinforge.serving.routes import ServerLimits
 from reinforge.serving.running_check import MAX_CHECKS, RunningCheck
 from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
 from reinforge.types.request import ModelReply, TokenLogprobs
-from tests.doubles import ScriptedPolicy, ids_of
+from tests.doubles import Scored, ScriptedPolicy, ids_of
 from tests.serving.large_model import LargeModel, read_records
 from tests.serving.serving import async_openai, http, says, start_command, wait_for
 
@@ -47,8 +48,8 @@ class Student(ScriptedPolicy):
         return ModelReply({"role": "assistant", "content": said}, "stop", tokens, 2, len(ids))
 
 
-def router(signal="mean_logprob", kept=(-0.5,)):
-    return Router(signal=signal, threshold=kept[-1] if kept else None, kept=kept, **CALIBRATED)
+def router(signal="mean_logprob", kept=(-0.5,), **how):
+    return Router(signal=signal, threshold=kept[-1] if kept else None, kept=kept, **CALIBRATED, **how)
 
 
 @pytest.fixture
@@ -59,11 +60,11 @@ async def large():
 
 @pytest.fixture
 def start():
-    def build(url, *, budget=None, recorder=None, check=None, log=None, **settings):
+    def build(url, *, budget=None, recorder=None, check=None, log=None, student=None, evaluator=None, **settings):
         models, limits = ServedModels(), ServerLimits()
-        models.add("small", Student())
+        models.add("small", student or Student())
         check = check or RunningCheck(router(**settings))
-        chat = FallbackApi(models, limits, UpstreamApi(url, recorder), check, budget, log)
+        chat = FallbackApi(models, limits, UpstreamApi(url, recorder), check, budget, log, evaluator)
         return ServeApp(models, chat=chat, key_header=KEY_HEADER)
 
     return build
@@ -196,9 +197,65 @@ async def test_what_the_upstream_answers_is_recorded(large, start, tmp_path):
     assert json.dumps(record["response"]).count("echo hm") == 1
 
 
-def test_a_signal_that_takes_several_replies_is_refused(start):
-    with pytest.raises(ConfigError, match="agreement, which takes more than one reply"):
-        start("http://127.0.0.1:9/v1", signal="agreement")
+def test_a_signal_that_a_reply_does_not_have_is_refused(start):
+    with pytest.raises(ConfigError, match="entropy, which takes log-probs of tokens that were not sampled"):
+        start("http://127.0.0.1:9/v1", signal="entropy")
+
+
+class Sampled(ScriptedPolicy):
+    """At temperature 0 it says "yes"; of its samples every second one of a hard question differs."""
+
+    def __init__(self):
+        super().__init__(self.say)
+        self.num_sampled = 0
+
+    def say(self, request):
+        if request.sampling.temperature == 0:
+            return "yes"
+        self.num_sampled += 1
+        return "no" if request.messages[-1]["content"] == "hard" and self.num_sampled % 2 else "Yes "
+
+
+async def test_samples_beside_the_reply_decide(large, start):
+    student, rule = Sampled(), router("agreement", (1.0, 0.75), num_samples=4, temperature=0.5)
+    async with start(large.url, student=student, check=RunningCheck(rule)) as app:
+        assert await ask(app, "easy", top_p=0.1) == ("yes", "local", "sure")
+        assert len(student.requests) == 5
+        sampled = [each.sampling for each in student.requests if each.sampling.temperature]
+        assert {(each.temperature, each.top_p) for each in sampled} == {(0.5, 1.0)}  # as in the calibration
+        assert len({each.seed for each in sampled}) == 4
+        assert await ask(app, "hard") == ("echo hard", "upstream", "unsure")  # 2 of 4 agree
+        assert await ask(app, "hard", "local") == ("yes", "local", "asked")
+        assert len(student.requests) == 11  # no samples where nothing is decided
+        assert await ask(app, "hard", n=2) == ("echo hard", "upstream", "unsure")
+
+
+async def test_the_score_of_an_evaluator_decides(large, start, caplog):
+    def score(item):
+        if item.input_obj[-1]["content"] == "odd":
+            raise ValueError("I cannot read this")
+        return 1.0 if item.input_obj[-1]["content"] == item.output_obj.removeprefix("ECHO  ") else 0.4
+
+    rule = router("evaluator", (0.5,), evaluator={"_type": "python", "function": "a:b"})
+    async with start(large.url, check=RunningCheck(rule), evaluator=ReplyEvaluator(Scored(score))) as app:
+        assert await ask(app, "agree") == ("ECHO  agree", "local", "sure")
+        assert await ask(app, "sure") == ("echo sure", "upstream", "unsure")
+        assert [(await ask(app, "odd"))[1:] for _ in range(2)] == [("upstream", "not_scored")] * 2
+        async with http(app) as client:
+            text = (await client.get("/metrics")).text
+    assert 'reinforge_routes_total{reason="not_scored",route="upstream"} 2.0' in text
+    (warned,) = [each.message for each in caplog.records if "evaluator has no score" in each.message]
+    assert "I cannot read this" in warned
+
+
+def test_a_router_whose_evaluator_cannot_be_imported_is_refused(tmp_path):
+    file = tmp_path / "small.router.json"
+    router("evaluator", evaluator={"_type": "python", "function": "absent_module:f"}).save(file)
+    done = CliRunner().invoke(
+        main, ["serve", "bundled:tickets", "--fallback", "http://127.0.0.1:9/v1", "--router", file]
+    )
+    assert done.exit_code == 2
+    assert f'{file} evaluator.function: there is no module "absent_module"' in done.output
 
 
 async def ask_checked(app, check, text, times=1, **more):

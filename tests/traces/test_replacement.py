@@ -185,7 +185,8 @@ def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir,
         [record(number, replies[number], prompt=text, **days[number]) for number, text in enumerate(asked)],
     )
     command = ["replace", "logs", "--model", str(tiny_model_dir), "--machine_price", "0.5", "--run_name", "small"]
-    command += ["--margin", "0.1", "-o", "finetuning.num_epochs", "4"]
+    command += ["--margin", "0.1", "-o", "finetuning.num_epochs", "4", "--router_samples", "2"]
+    command += ["--router_evaluator", "{_type: regex, pattern: '^(red|blue|green|black)$'}"]
     command += ["-o", "finetuning.policy.optimizer.learning_rate", "0.003"]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
@@ -202,6 +203,7 @@ def test_a_model_is_trained_and_compared_with_the_logs(tmp_path, tiny_model_dir,
     assert re.search(r"router +\d+% of the requests stay local", result.output), result.output
     found = Router.load(tmp_path / "replace.router.json")
     assert (found.margin, found.metric) == (0.1, "agreement")
+    assert re.search(r" +by .+ \(AUROC [01]\.\d{3}(; \w+ [01]\.\d{3}){3}\)", result.output), result.output
     assert "student        per 1,000 requests: " in result.output
     again = CliRunner().invoke(main, command)
     assert again.exit_code == 2

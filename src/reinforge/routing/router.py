@@ -8,8 +8,9 @@ A reply of the student with a confidence of -0.2 stays, one of -0.3 goes to the 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -18,6 +19,7 @@ from reinforge.files import read_json_file, write_json
 from reinforge.routing.risk import Calibration
 from reinforge.routing.signals import SIGNALS
 
+MAX_SAMPLES = 32
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -49,18 +51,22 @@ class Router(_Strict):
     num_clusters: int = Field(ge=0)
     data_sha256: str  # of their confidences and scores
     metric: str | None = None  # that it was calibrated by; None: unknown
+    num_samples: int = Field(0, ge=0, le=MAX_SAMPLES)  # beside the reply, for the signal `agreement`
+    temperature: float = Field(1.0, gt=0, le=2)  # of these samples
+    evaluator: dict[str, Any] | None = None  # for the signal `evaluator`: its `_type` and settings
     curve: tuple[CurvePoint, ...] = ()
 
     @classmethod
-    def from_calibration(cls, signal: str, found: Calibration, metric: str | None = None) -> Self:
-        names = {*cls.model_fields} - {"version", "signal", "metric", "curve"}
+    def from_calibration(cls, signal: str, found: Calibration, **how: Any) -> Self:
+        """Returns the router of a calibration; `how` has the metric, and the fields that the signal takes."""
+        names = {*cls.model_fields} & {each.name for each in fields(found)} - {"curve"}
         curve = tuple(
             CurvePoint(threshold=each.threshold, share=each.share, difference=each.difference) for each in found.curve
         )
         if signal not in SIGNALS:
             raise ValueError(f"expected a signal of {', '.join(SIGNALS)}, found {signal!r}")
-        given = {"signal": signal, "metric": metric, "curve": curve}
-        return cls.model_validate({**given, **{name: getattr(found, name) for name in names}})
+        measured = {name: getattr(found, name) for name in names}
+        return cls.model_validate({**how, **measured, "signal": signal, "curve": curve})
 
     def keeps(self, confidence: float | None) -> bool:
         """Returns True if a reply of this confidence is sent; one whose confidence is unknown is not."""
@@ -99,10 +105,21 @@ class Router(_Strict):
         except (OSError, ValueError) as error:
             raise _refuse(path, str(error)) from None
 
+    def describe_signal(self) -> str:
+        if self.num_samples:
+            return f"agreement of {self.num_samples} further samples at temperature {self.temperature:g}"
+        if self.evaluator is None:
+            return self.signal
+        return f"the evaluator {self.evaluator.get('function', self.evaluator.get('_type'))}"
+
     @model_validator(mode="after")
     def _check_thresholds(self) -> Self:
         if list(self.kept) != sorted(self.kept, reverse=True) or self.threshold != (self.kept or (None,))[-1]:
             raise ValueError("threshold must be the last and smallest of kept")
+        if (self.signal == "agreement") != (self.num_samples > 0):
+            raise ValueError("num_samples must be 1 or more for the signal agreement, and 0 for any other")
+        if (self.signal == "evaluator") != (self.evaluator is not None):
+            raise ValueError("evaluator must hold settings for the signal evaluator, and be null for any other")
         return self
 
 

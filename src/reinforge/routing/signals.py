@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from reinforge.bounded import decode_json
 from reinforge.files import to_json
-from reinforge.types.request import ModelReply, TokenLogprob
+from reinforge.types.request import ModelReply
 
 SIGNALS = ("mean_logprob", "min_logprob", "entropy", "agreement", "evaluator")
 NUM_THRESHOLDS = 50
@@ -31,19 +31,19 @@ AGREEMENT = "agreement"
 
 
 def measure_confidence(
-    reply: ModelReply, samples: Sequence[str] = (), evaluator: float | None = None
+    reply: ModelReply, samples: Sequence[Any] = (), evaluator: float | None = None
 ) -> dict[str, float]:
     """Returns the signals of a reply that can be computed, by name.
 
     Args:
-        samples: Texts of further, cheap samples of the same request.
+        samples: Further, cheap samples of the same request, as `simplify_reply` takes them.
         evaluator: The score of an evaluator that needs no expected answer.
 
     Example: token log-probs -0.1 and -0.5, samples "yes", "Yes " and "no" of the reply "yes" ->
     {"mean_logprob": -0.3, "min_logprob": -0.5, "agreement": 2 / 3}.
     """
     found = dict[str, float]()
-    content = reply.tokens.content if reply.tokens is not None else _read_content(reply.logprobs)
+    content = reply.tokens.content if reply.tokens is not None else []
     logprobs = [token.logprob for token in content]
     if logprobs and all(map(math.isfinite, logprobs)):
         found |= {"mean_logprob": math.fsum(logprobs) / len(logprobs), "min_logprob": min(logprobs)}
@@ -52,25 +52,10 @@ def measure_confidence(
         found["entropy"] = -math.fsum(entropies) / len(entropies)
     if samples:
         own = simplify_reply([reply.message])
-        found["agreement"] = sum(simplify_reply(text) == own for text in samples) / len(samples)
+        found["agreement"] = sum(simplify_reply(each) == own for each in samples) / len(samples)
     if evaluator is not None:
         found["evaluator"] = evaluator
     return found
-
-
-def _read_content(logprobs: Mapping[str, object] | None) -> list[TokenLogprob]:
-    """Returns the tokens of log-probs in OpenAI's format."""
-    content = (logprobs or {}).get("content")
-    tokens = [each for each in content if isinstance(each, Mapping)] if isinstance(content, list) else []
-    return [_read_token(each) for each in tokens if isinstance(each.get("logprob"), int | float)]
-
-
-def _read_token(token: Mapping[str, object]) -> TokenLogprob:
-    tops = token.get("top_logprobs")
-    known = [each for each in tops if isinstance(each, Mapping) and "logprob" in each] if isinstance(tops, list) else []
-    value = token["logprob"]
-    assert isinstance(value, int | float)
-    return TokenLogprob(str(token.get("token", "")), float(value), tuple(map(_read_token, known)))
 
 
 def _compute_entropy(logprobs: Sequence[float]) -> float:

@@ -171,10 +171,12 @@ class ModelCaller:
         if self._keep is not None and find_failure(error).status >= 500:
             self._keep(None, ())
 
-    async def sample(self, call: PreparedCall) -> list[ModelReply]:
+    async def sample(self, *calls: PreparedCall) -> list[ModelReply]:
+        """Returns the replies to all requests of calls, in one batch."""
         with self._model.use():
             tasks = [
                 asyncio.ensure_future(sample_choices(self._model.llm, request, call.num_choices))
+                for call in calls
                 for request in call.requests
             ]
             try:

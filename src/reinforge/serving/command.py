@@ -288,10 +288,10 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
     features = [await load_named(maker)(host) for name, maker in PROTOCOLS.items() if options[name]]
     features += [loader.questions] if options["compare"] else []
     features += versions.values()
-    stack = contextlib.ExitStack()
+    stack = contextlib.AsyncExitStack()
     learning = await load_named(LEARNING)(host, options["learn"], versions.values()) if options["learn"] else None
     features += [] if learning is None else [learning]
-    further = _build_fallback(served, settings, options, stack.enter_context(_open_recorder(options)))
+    further = await _build_fallback(served, settings, options, stack)
     further |= {} if learning is None else {"keeper": learning.keeper}
     app = ServeApp(served, features, token=token, **_read_access(options), **further)
     try:
@@ -320,13 +320,14 @@ async def _serve(sources: tuple[str, ...], output_dir: Path, options: dict[str, 
         await loader.close()
         if lock is not None:
             lock.release()
-        stack.close()
+        await stack.aclose()
 
 
-def _build_fallback(
-    served: ServedModels, settings: ServeOptions, options: dict[str, Any], recorder: Recorder | None
+async def _build_fallback(
+    served: ServedModels, settings: ServeOptions, options: dict[str, Any], stack: contextlib.AsyncExitStack
 ) -> dict[str, Any]:
     """Returns the arguments of a server with an upstream behind its model; empty: it has none."""
+    recorder = stack.enter_context(_open_recorder(options))
     if options["fallback"] is None:
         return {}
     from reinforge.routing.router import Router
@@ -338,17 +339,20 @@ def _build_fallback(
     from reinforge.serving.running_check import RunningCheck
     from reinforge.serving.upstream import KEY_HEADER, UpstreamApi
 
-    upstream, router = UpstreamApi(options["fallback"], recorder), Router.load(options["router"])
+    file: Path = options["router"]
+    upstream, router, evaluator = UpstreamApi(options["fallback"], recorder), Router.load(file), None
+    if router.evaluator is not None:
+        from reinforge.routing.reply_evaluator import open_evaluator
+
+        evaluator = await stack.enter_async_context(open_evaluator(router.evaluator, file.parent, str(file)))
     usual = CHECK_SHARE if router.metric == AGREEMENT else 0.0
     share = usual if options["check_share"] is None else options["check_share"]
-    check = RunningCheck(router, share, options["router"].with_suffix(".check.json"))
-    budget = DayBudget(options["fallback_per_day"], options["router"].with_suffix(".budget.json"))
+    check = RunningCheck(router, share, file.with_suffix(".check.json"))
+    budget = DayBudget(options["fallback_per_day"], file.with_suffix(".budget.json"))
     run, limits = find_model(settings.sources[0], settings.output_dir, MODEL).run, _read_access(options)["limits"]
     log = ServedLog(run) if run is not None else None
-    return {
-        "chat": FallbackApi(served, limits, upstream, check, budget, log),
-        "key_header": KEY_HEADER,
-    }
+    say(f"The router decides by {router.describe_signal()}.")
+    return {"chat": FallbackApi(served, limits, upstream, check, budget, log, evaluator), "key_header": KEY_HEADER}
 
 
 async def _wait_until_stopped(*, keeps_jobs: bool) -> None:

@@ -4,8 +4,10 @@
         at least the router's threshold    is sent                 x-reinforge-route: local
         below it                           the upstream answers    x-reinforge-route: upstream
 
-The decision needs the whole reply, so nothing is streamed until it is made (`x-reinforge-buffered: yes`). If the
-upstream is down or the day's budget is spent, the student's reply is sent all the same, and marked.
+The confidence is that of the router's signal: of the reply's log-probs, of further samples in the same batch, or the
+score of an evaluator. The decision needs the whole reply, so nothing is streamed until it is made
+(`x-reinforge-buffered: yes`). If the upstream is down or the day's budget is spent, the student's reply is sent all the
+same, and marked.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -25,17 +27,18 @@ from reinforge.rollout.handle.completion import ChatCompletion
 from reinforge.routing.signals import measure_confidence, simplify_reply
 from reinforge.runs.journal.served import ServedCounts, ServedLog
 from reinforge.serving.answers import CALL_TYPES, read_answer, read_reply
-from reinforge.serving.chat import COUNT, MESSAGES, ChatApi, ModelCaller, ReplyStream, get_dialect
+from reinforge.serving.chat import COUNT, MESSAGES, ChatApi, ModelCaller, PreparedCall, ReplyStream, get_dialect
 from reinforge.serving.metrics import Counts
 from reinforge.serving.models import ServedModels
 from reinforge.serving.routes import ApiError, ServerLimits, abortable, read_bytes, write_json
 from reinforge.serving.running_check import RunningCheck, StateFile
 from reinforge.serving.upstream import ROUTE, UpstreamApi
 
+if TYPE_CHECKING:
+    from reinforge.routing.reply_evaluator import ReplyEvaluator
+
 REASON = "x-reinforge-reason"
 LOCAL, UPSTREAM = "local", "upstream"
-SIGNALS = ("mean_logprob", "min_logprob")
-"""Signals that a reply has without further samples."""
 MAX_FAILURES, OPEN_S = 5, 30.0
 """Failures in a row after which the upstream is not asked, and for how many seconds."""
 DAY_S = 86400.0
@@ -114,6 +117,11 @@ class LocalReply:
     confidence: float | None  # None: not known, so that it is not sent
 
 
+def _set_sampling(call: PreparedCall, **settings: Any) -> PreparedCall:
+    requests = (replace(each, sampling=replace(each.sampling, **settings)) for each in call.requests)
+    return replace(call, requests=tuple(requests))
+
+
 class FallbackApi(ChatApi):
     """The routes of models, with an upstream behind them.
 
@@ -122,6 +130,7 @@ class FallbackApi(ChatApi):
         check: Decides which of its replies are sent.
         budget: Of requests to the upstream; None: any number.
         log: Keeps what was served; None: nothing does.
+        evaluator: Of a router that decides by one.
     """
 
     def __init__(
@@ -132,13 +141,14 @@ class FallbackApi(ChatApi):
         check: RunningCheck,
         budget: DayBudget | None = None,
         log: ServedLog | None = None,
+        evaluator: ReplyEvaluator | None = None,
     ):
         super().__init__(models, limits)
-        if (signal := check.router.signal) not in SIGNALS:
-            message = f"the router decides by {signal}, which takes more than one reply"
-            raise ConfigError(Problem("--router", message, f"calibrate it with {' or '.join(SIGNALS)}"))
+        if check.router.signal == "entropy":
+            message = "the router decides by entropy, which takes log-probs of tokens that were not sampled"
+            raise ConfigError(Problem("--router", message, "calibrate it with another signal"))
         self._upstream, self._check, self._budget = upstream, check, budget or DayBudget()
-        self._breaker, self._log = CircuitBreaker(), log
+        self._breaker, self._log, self._evaluator = CircuitBreaker(), log, evaluator
         self.counts: Counter[tuple[str, str]] = Counter()
         models.add_finder(lambda name: next(iter(models), None))
 
@@ -185,11 +195,11 @@ class FallbackApi(ChatApi):
                 reason = "stopped"
             elif asked != UPSTREAM:
                 try:
-                    reply = await self._sample(request, body)
+                    reply = await self._sample(request, body, is_decided=asked == LOCAL)
                 except (BadRequest, ContextOverflow, EngineError, TypeError, ValueError):  # the upstream may read it
                     if asked == LOCAL:
                         raise
-                reason = "not_readable" if reply is None else "unsure"
+                reason = "not_readable" if reply is None else "not_scored" if reply.confidence is None else "unsure"
             if reply is not None and (asked == LOCAL or self._check.router.keeps(reply.confidence)):
                 if is_drawn:
                     self._check.begin(self._compare(request, body, reply), reply.confidence)
@@ -203,18 +213,29 @@ class FallbackApi(ChatApi):
                     return response
                 except UpstreamDown:
                     obstacle = "upstream_down"
-            return await self._send(request, reply or await self._sample(request, body), obstacle)
+            return await self._send(request, reply or await self._sample(request, body, is_decided=True), obstacle)
 
-    async def _sample(self, request: web.Request, body: bytes) -> LocalReply:
-        call, prepared = await self._read(request, body)
-        greedy = [replace(each, sampling=replace(each.sampling, temperature=0.0)) for each in prepared.requests]
-        prepared = replace(prepared, requests=tuple(greedy))  # as the router was calibrated
-        model = self._models.find(call.model, prepared.conversation)
-        caller = ModelCaller(self._models, model)
-        replies = await caller.sample(prepared)
-        found = [measure_confidence(each).get(self._check.router.signal) for each in replies]
-        known = [each for each in found if each is not None]
-        confidence = min(known) if len(known) == len(found) else None
+    async def _sample(self, request: web.Request, body: bytes, *, is_decided: bool) -> LocalReply:
+        """Returns the student's reply, without a confidence if it is sent in any case."""
+        call, asked = await self._read(request, body)
+        model = self._models.find(call.model, asked.conversation)
+        caller, router = ModelCaller(self._models, model), self._check.router
+        prepared = _set_sampling(asked, temperature=0.0)  # as the router was calibrated
+        if is_decided:
+            return LocalReply(call, caller.finish(prepared, await caller.sample(prepared)), None)
+        further = replace(asked, num_choices=router.num_samples, requests=asked.requests if router.num_samples else ())
+        further = _set_sampling(further, temperature=router.temperature, top_p=1.0, top_k=0, min_p=0.0)
+        found = await caller.sample(prepared, further)
+        replies, samples = found[: prepared.num_replies], found[prepared.num_replies :]
+        confidences = list[float | None]()
+        for index, reply in enumerate(replies):
+            place = index // prepared.num_choices
+            own = samples[place * router.num_samples : (place + 1) * router.num_samples]
+            score = None if self._evaluator is None else await self._evaluator.score(prepared.requests[place], reply)
+            signals = measure_confidence(reply, [[each.message] for each in own], score)
+            confidences.append(signals.get(router.signal))
+        known = [each for each in confidences if each is not None]
+        confidence = min(known) if len(known) == len(replies) else None
         return LocalReply(call, caller.finish(prepared, replies), confidence)
 
     async def _send(self, request: web.Request, reply: LocalReply, reason: str) -> web.StreamResponse:

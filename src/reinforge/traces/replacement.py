@@ -23,14 +23,12 @@ from reinforge.engine.learning_rate import count_parameters
 from reinforge.engine.small_models import LORA, LORA_FROM
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import read_lines, replace_file, to_json
-from reinforge.routing.risk import calibrate
-from reinforge.routing.router import Router
-from reinforge.routing.signals import AGREEMENT, SignalRow, choose_signal, measure_confidence, simplify_reply
+from reinforge.routing.reply_evaluator import read_evaluator
+from reinforge.routing.signals import AGREEMENT, simplify_reply
 from reinforge.runs.journal.packing import unpack_episode
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.runs.rows import BASELINE
-from reinforge.runs.run_folder import read_config
 from reinforge.runs.summary import RunSummary
+from reinforge.traces.calibration import BASE, RouterSignals, find_student, write_router
 from reinforge.traces.importer import ImportOptions, import_traces
 from reinforge.traces.newest import NewestRequests, keep_newest_apart
 from reinforge.traces.records import ANSWERS, VOTED, list_files
@@ -51,12 +49,9 @@ from reinforge.traces.teacher import (
 from reinforge.trainer.evaluate import load_examples
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.evaluation import EvalInputItem
-from reinforge.types.request import ModelReply
 
 QUALITY = "quality"  # name of the evaluator of a user; `AGREEMENT` is that with the recorded reply
 KINDS = ("prompt", "completion")
-BASE = "confirm_base"
-MIN_ROUTED = 30
 MOST_TOKENS, MARGIN_TOKENS = 1024, 16
 NEEDED_ROWS = 40  # below it the held-out rows can decide nothing
 LEAST_CONFIRM, MOST_CONFIRM, DECIDING = 0.25, 0.5, 6.0
@@ -129,14 +124,15 @@ class Replacement:
             lines.append(f"  license   {', '.join(named)}: check whether the provider lets you train on its replies")
         return lines
 
-    def describe_end(self, summary: RunSummary, machine_price: float | None) -> list[str]:
+    def describe_end(self, summary: RunSummary, machine_price: float | None, router: RouterSignals) -> list[str]:
         """Returns the prices of both models and the requests after which the training has paid for itself.
 
         Args:
             machine_price: US dollars for an hour of the machine; None: unknown.
+            router: What it may decide by.
         """
-        files = (self.config.with_suffix(suffix) for suffix in (".jsonl", ".router.json"))
-        lines = [f"teacher        {self.costs}", *write_router(summary, *files)]
+        rows, file = (self.config.with_suffix(suffix) for suffix in (".jsonl", ".router.json"))
+        lines = [f"teacher        {self.costs}", *write_router(summary, rows, file, router)]
         phase, epoch = find_student(summary)
         episodes = JournalReader(summary.folder).packed_episodes(phase, epoch).values()
         calls = [call for packed in episodes for call in unpack_episode(packed)["calls"]]
@@ -158,54 +154,6 @@ class Replacement:
         return lines
 
 
-def find_student(summary: RunSummary) -> tuple[str, int]:
-    """Returns phase and epoch of the model that was compared: the best checkpoint, or the base if none is better."""
-    if summary.confirm_tuned is None or summary.best_epoch is None:
-        return BASE, BASELINE
-    return "confirm_tuned", summary.best_epoch
-
-
-def write_router(summary: RunSummary, rows: Path, file: Path) -> list[str]:
-    """Calibrates a router on the confirm examples of a run, by a signal chosen on `select`; returns what to print."""
-    settings = read_config(summary.folder)["finetuning"]
-    metric, (phase, epoch) = settings["reward_function"]["name"], find_student(summary)
-    if summary.non_inferiority is None:
-        return []
-    reader = JournalReader(summary.folder)
-    student, teacher, select = (
-        dict(filter(None, (_read(packed, metric) for packed in reader.packed_episodes(phase, at).values())))
-        for phase, at in ((phase, epoch), ("confirm_reference", BASELINE), ("validate", epoch))
-    )
-    ids = [each for each, (_, signals) in student.items() if each in teacher and signals]
-    scored = [SignalRow(signals, score > 0.5) for score, signals in select.values() if signals]
-    scores = [found[each][0] for found in (student, teacher) for each in ids]
-    if len(ids) < MIN_ROUTED or not scored or not all(0 <= score <= 1 for score in scores):
-        return [f"router         none: it takes {MIN_ROUTED} confirm examples with log-probs and scores from 0 to 1"]
-    choice = choose_signal(scored)
-    conversations = {str(row["id"]): str(row["conversation"]) for row in read_lines(rows)}
-    found = calibrate(
-        [student[each][1][choice.name] for each in ids],
-        scores[: len(ids)],
-        scores[len(ids) :],
-        settings["gate"]["margin"],
-        clusters=[conversations[each] for each in ids],
-        thresholds=choice.thresholds,
-    )
-    Router.from_calibration(choice.name, found, metric).save(file)
-    serve = f"               by {choice.name}; reinforge serve {summary.folder} --fallback URL --router {file}"
-    return [f"router         {found}", *([serve] if found.share else [])]
-
-
-def _read(packed: bytes, metric: str) -> tuple[str, tuple[float, dict[str, float]]] | None:
-    """Returns the example of an episode with its score and the signals of its reply; None: it has no score."""
-    episode = unpack_episode(packed)
-    score = episode["scores"].get(metric, {}).get("score")
-    logprobs = episode["calls"][-1].get("logprobs") if episode["calls"] else None
-    content = [{"logprob": each} for each in logprobs or ()]
-    signals = measure_confidence(ModelReply({}, "stop", None, logprobs={"content": content}))
-    return None if score is None else (episode["example_id"], (score, signals))
-
-
 def prepare(
     sources: Sequence[Path],
     output: Path,
@@ -220,7 +168,7 @@ def prepare(
 
     Args:
         output: The files' name without suffix: `replace` -> `replace.jsonl` and `replace.yml`.
-        evaluator: `_type` of an evaluator, or `module:function` beside the files; None: agreement with the logs.
+        evaluator: As `read_evaluator` reads it, its functions beside the files; None: agreement with the logs.
         margin: The largest loss to accept.
         drop_system: The student is not shown the system prompt that all requests share.
         teacher: How the model is asked again; None: only its recorded replies are used.
@@ -335,8 +283,7 @@ def plan_splits(num_rows: int, margin: float) -> dict[str, float]:
 def _build_config(rows: str, num_rows: int, model: str, evaluator: str | None, margin: float) -> dict[str, Any]:
     evaluators: dict[str, Any] = {AGREEMENT: {"_type": "python", "function": f"{__name__}:agrees"}}
     if evaluator is not None:
-        is_function = ":" in evaluator
-        evaluators[QUALITY] = {"_type": "python", "function": evaluator} if is_function else {"_type": evaluator}
+        evaluators[QUALITY] = read_evaluator(evaluator)
     count = 0 if model.startswith("bundled:") else count_parameters(model)
     policy: dict[str, Any] = {"model": model, "batch": {"batch_size": BATCH_SIZE}}
     policy["schedule"] = {"name": "linear", "warmup_steps": 4}
