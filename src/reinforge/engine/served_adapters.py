@@ -67,10 +67,10 @@ def _find_obstacle(model: CausalModel) -> str | None:
 
 def add_saved_adapter(model: CausalModel, name: str, folder: Path) -> None:
     """Adds a saved adapter to a model that has adapters already; the active one stays active."""
-    from peft import LoraConfig
-
     if not model.has_adapters:
         raise EngineError("adapters are added to a model that was loaded with adapters; set policy.lora")
+    from peft import LoraConfig
+
     if (special := find_special_setting(folder)) is not None:
         raise EngineError(f"{folder}: {special}, so the adapter cannot share a batch with others")
     if (own := _find_obstacle(model)) is not None:

@@ -1,13 +1,17 @@
 """The packages of the embedded backend are looked up without importing them."""
 
+import gc
 import importlib
 import sys
 
 import pytest
+import torch
 
+from reinforge.config.policy import LoRAConfig
 from reinforge.engine import import_engine, packages
 from reinforge.engine.model import architecture
 from reinforge.engine.model.architecture import import_bitsandbytes
+from reinforge.engine.model.loading import add_adapter, load_module
 from reinforge.engine.packages import check_packages
 from reinforge.errors import BackendUnavailable
 
@@ -48,6 +52,23 @@ def test_a_package_that_cannot_be_imported_is_an_environment_problem(monkeypatch
     assert f"fix: install them again: {packages.INSTALL}" in str(found.value)
 
 
+def test_nothing_is_collected_while_packages_are_imported_even_if_one_is_missing(monkeypatch):
+    collecting = []
+
+    class Hook:
+        def find_spec(self, name, path=None, target=None):
+            if name == "reinforge.engine.engine":
+                collecting.append(gc.isenabled())
+                raise ModuleNotFoundError("forbidden")
+
+    monkeypatch.delitem(sys.modules, "reinforge.engine.engine", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Hook(), *sys.meta_path])
+    with pytest.raises(BackendUnavailable):
+        import_engine()
+    assert collecting == [False]
+    assert gc.isenabled()
+
+
 PACKAGE = """
 try:
     import kernels
@@ -79,3 +100,12 @@ def test_without_the_guard_it_would_be(tmp_path, monkeypatch):
     found = import_with_kernels(tmp_path, monkeypatch, lambda: importlib.import_module("downloads_code"))
     assert found.downloaded is True
     del sys.modules["kernels"]
+
+
+def test_bitsandbytes_is_imported_for_adapters_alone(tiny_model_dir):
+    """It takes a quarter of a small model's start."""
+    import_bitsandbytes.cache_clear()
+    module = load_module(tiny_model_dir, torch.float32)
+    assert import_bitsandbytes.cache_info().misses == 0
+    add_adapter(module, LoRAConfig(), seed=0)
+    assert import_bitsandbytes.cache_info().misses == 1

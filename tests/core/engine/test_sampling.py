@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from reinforge.engine.model.attention import decode_attention
+from reinforge.engine.sampling.kv_cache import round_up
 from reinforge.engine.sampling.token_sampling import (
     SamplingFilters,
     apply_filters,
@@ -135,3 +137,21 @@ def test_a_token_without_probability_is_not_sampled_at_the_border_of_a_block():
         tokens, logprobs, _ = sample_tokens(logits, torch.ones(256), sums[:, border] / sums[:, -1])
         assert torch.isfinite(logprobs).all()
         assert (tokens // 128 - border).abs().max() <= 1
+
+
+def attend_to(length, query_BHD, keys_BHCD, values_BHCD, count):
+    """Returns the attention to the first `count` tokens of slots, in a step that attends to `length` of them."""
+    mask = torch.zeros(1, 1, 1, length)
+    mask[..., count:] = torch.finfo(torch.float32).min
+    return decode_attention(query_BHD, keys_BHCD[:, :, :length], values_BHCD[:, :, :length], mask, 0.25)
+
+
+@pytest.mark.parametrize("head_size", [16, 32, 64])
+def test_attention_of_a_short_row_does_not_depend_on_longer_ones(head_size):
+    generator = torch.Generator().manual_seed(0)
+    query, (keys, values) = (
+        torch.randn(shape, generator=generator) for shape in ((8, 4, head_size), (2, 8, 4, 128, head_size))
+    )
+    alone = attend_to(round_up(9), query, keys, values, 9)
+    beside = [attend_to(round_up(longest), query, keys, values, 9) for longest in (17, 33, 60, 128)]
+    assert all(torch.equal(alone, each) for each in beside)

@@ -80,7 +80,6 @@ def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = N
         BackendUnavailable: A hub id is neither in the cache nor to be had from the hub.
         EngineError: The model cannot be loaded.
     """
-    import_bitsandbytes()
     with _translate_load_errors(source, f"cannot load the model {source}"):
         own = open_source(find_source(str(source), MODEL, revision), MODEL)
         is_local = check_model_source(own.location, MODEL, revision=own.revision)
@@ -103,6 +102,7 @@ def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = N
             )
         _refuse_missing_weights(model.name, loaded["missing_keys"])
         if base is not None:
+            import_bitsandbytes()
             settings = {"local_files_only": is_local, **_revision_argument(own.revision)}
             with MAKING:
                 found = module.load_adapter(own.location, adapter_kwargs=settings)

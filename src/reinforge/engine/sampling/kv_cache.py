@@ -27,16 +27,20 @@ from reinforge.engine.model.model_cache import LayerStates, LeftPadding, ModelCa
 LENGTH_MULTIPLE = 16
 """Lengths are rounded up to this: fewer shapes, and logits that do not depend on the rest of the batch."""
 
+LEAST_LENGTH = 32
+"""With heads of 16 numbers and 16 tokens, torch computes scores by another kernel (below 400 products), which rounds
+otherwise: a short reply had another last bit beside a longer one."""
+
 MIN_ROWS = 4
 """Decode steps run at least this many rows, for the same reason; empty rows attend to their own first token."""
 
 
 def round_up(length: int) -> int:
-    """Returns the next multiple of `LENGTH_MULTIPLE`.
+    """Returns the next multiple of `LENGTH_MULTIPLE`, at least `LEAST_LENGTH`.
 
-    Example: 16 -> 16, 17 -> 32.
+    Example: 16 -> 32, 32 -> 32, 33 -> 48.
     """
-    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    return -(-max(length, LEAST_LENGTH) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
 
 
 class KVCacheLayer(CacheLayerMixin):

@@ -1,0 +1,299 @@
+"""Effective training time under faults: the same training with processes killed at random times, and without.
+
+    python benchmarks/faults.py                           the demo's task, shortened: one process, and two Ray workers
+    python benchmarks/faults.py --workers 2 --every 20    two Ray workers, a fault every 20 s on average
+    python examples/cluster/two_nodes.py python benchmarks/faults.py --workers 2     on a cluster that outlives the run
+
+effective time = wall seconds of the undisturbed run / wall seconds of the disturbed one, each from the first command to
+the exit of the last, so with every start, all work that is done again, and the verdict. Both train the same epochs from
+the same seed, one after the other in changing order; a row sums up the rounds.
+
+Faults come in seeded gaps between 0.5 and 1.5 times `--every`, also while a run recovers. Each hits one of these,
+with equal chances: the driver (kill -9), its disk (no file of the driver can grow any more, so the run must stop by
+itself), each worker (kill -9). A supervisor starts a process that ended as systemd would, at once, with `--resume`.
+
+sampled again: tokens of replies that the run had received and that are in no recorded episode, so they were sampled
+once more. trained again: jobs that ran more than once; each has at most `steps_per_job` optimizer steps. In one process
+the runs are deterministic and the weights at the end must be equal; with workers, a job that runs on fewer of them
+sums gradients in another order, so weights differ by rounding, which training amplifies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.machine import describe, refuse_if_busy
+from reinforge.runs.journal.reader import JOURNAL, JournalReader
+from reinforge.tasks.tic_tac_toe import DEMO
+
+WORKER = "ray::EngineWorker"
+"""How the title of a worker's process begins."""
+COUNTING = """
+import os, sys
+from reinforge.rollout.models.policy_llm import PolicyLLM
+received, sample = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND), PolicyLLM.sample
+async def sample_and_count(llm, request):
+    reply = await sample(llm, request)
+    os.write(received, b"%d\\n" % reply.num_completion_tokens)
+    return reply
+PolicyLLM.sample = sample_and_count
+from reinforge.cli import main
+main(prog_name="reinforge")
+"""
+"""`reinforge`, which writes down the tokens of each reply that it receives."""
+
+
+@dataclass
+class Run:
+    """One training, perhaps of several processes; times are seconds since the Unix epoch."""
+
+    folder: Path
+    seconds: float = 0.0
+    starts: list[float] = field(default_factory=list)  # of each process of the driver
+    faults: list[tuple[float, str]] = field(default_factory=list)
+    num_received: int = 0  # tokens
+    load: float = 0.0  # of the machine at its end
+
+    @property
+    def summary(self) -> dict:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    @property
+    def num_again(self) -> int:
+        """Tokens that were sampled more than once."""
+        return self.num_received - self.summary["tokens"]["completion"]
+
+    @property
+    def num_jobs_again(self) -> int:
+        submitted = sum(row.stage == "SUBMIT" for row in JournalReader(self.folder).stages())
+        return submitted - self.summary["num_jobs"] + len(self._read_log("the job is undone and runs again"))
+
+    def _read_log(self, text: str) -> list[float]:
+        """Returns when the run logged a message."""
+        lines = (self.folder / "run.log").read_text().splitlines()
+        times = (line[:23] for line in lines if text in line and re.match(r"\d{4}-\d\d-\d\d ", line))
+        return [datetime.strptime(each, "%Y-%m-%d %H:%M:%S,%f").timestamp() for each in times]
+
+    def measure_recovery(self) -> dict[str, list[float]]:
+        """Returns the seconds of each part of the recoveries that no other fault interrupted."""
+        begun = [each.started_s for each in JournalReader(self.folder).sessions()]
+        resumed, died, joined = map(self._read_log, ("resuming after", " died; ", " joined; there are "))
+        parts: dict[str, list[float]] = {
+            "until the driver has stopped (disk)": [],
+            "start: Python, imports, file, data": [],
+            "load: Ray, workers, model, weights": [],
+            "until a lost worker is noticed": [],
+            "until its replacement joins": [],
+        }
+        stop, start, load, notice, join = parts.values()
+        for (at, kind), (following, _) in zip(self.faults, [*self.faults[1:], (math.inf, "")], strict=True):
+            if kind == "worker":
+                seen = next((each for each in died if each > at), math.inf)
+                back = next((each for each in joined if each > seen), math.inf)
+                if back < following:
+                    notice.append(seen - at)
+                    join.append(back - seen)
+                continue
+            spawned = next((each for each in self.starts if each > at), math.inf)
+            session = next((each for each in begun if each > spawned), math.inf)
+            ready = next((each for each in resumed if each > session), math.inf)
+            if ready < following:
+                stop += [spawned - at] if kind == "disk" else []
+                start.append(session - spawned)
+                load.append(ready - session)
+        return parts
+
+
+def list_workers(driver: int) -> list[psutil.Process]:
+    """Returns the processes of the run's workers: below the driver, or on the nodes of RAY_ADDRESS."""
+    address, found = os.environ.get("RAY_ADDRESS"), []
+    for process in psutil.process_iter() if address else psutil.Process(driver).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.name().startswith("ray::") and " ".join(process.cmdline()).startswith(WORKER):
+                found += [process] if not address or process.environ().get("RAY_ADDRESS") == address else []
+    return sorted(found, key=lambda each: each.pid)
+
+
+class Supervisor:
+    """Starts a run, strikes it, and starts it again until it has ended."""
+
+    def __init__(self, run: Run, overrides: dict[str, object], every_s: float, rng: random.Random):
+        self.run, self.every_s, self.rng = run, every_s, rng
+        self._options = [part for path, value in overrides.items() for part in ("-o", path, str(value))]
+        self._received, self._log = (run.folder.with_suffix(name) for name in (".received", ".log"))
+
+    def start(self) -> subprocess.Popen:
+        """Starts the run, or resumes it if it has begun."""
+        folder = self.run.folder
+        if (folder / JOURNAL).is_file():
+            arguments = ["--resume", str(folder)]
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            arguments = ["--run_name", folder.name, *self._options, "-o", "finetuning.output_dir", str(folder.parent)]
+        command = [sys.executable, "-c", COUNTING, str(self._received), "finetune", str(DEMO), *arguments]
+        if "--resume" in arguments:
+            command.remove(str(DEMO))
+        self.run.starts.append(time.time())
+        with self._log.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def strike(self, process: subprocess.Popen) -> None:
+        """Makes one fault happen."""
+        workers = list_workers(process.pid)
+        number = int(self.rng.random() * (2 + len(workers)))
+        self.run.faults.append((time.time(), ("driver", "disk", "worker")[min(number, 2)]))
+        if number == 0:
+            process.kill()
+        elif number == 1:
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        else:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                workers[number - 2].kill()
+
+    def run_to_end(self) -> Run:
+        """Returns the run, once it is complete."""
+        run, process = self.run, self.start()
+        due = self._schedule(run.starts[0])
+        while True:
+            try:
+                code = process.wait(None if due == math.inf else max(0.0, due - time.time()))
+            except subprocess.TimeoutExpired:
+                self.strike(process)
+                due = self._schedule(due)
+                continue
+            if code == 0:
+                break
+            if not run.faults or run.faults[-1][0] < run.starts[-1]:
+                raise SystemExit(f"{self._log.read_text()}\nthe run ended with exit code {code} without a fault")
+            process = self.start()
+        run.seconds, run.load = time.time() - run.starts[0], os.getloadavg()[1]
+        run.num_received = sum(map(int, self._received.read_text().split()))
+        return run
+
+    def _schedule(self, after: float) -> float:
+        return after + self.every_s * self.rng.uniform(0.5, 1.5) if self.every_s else math.inf
+
+
+def choose_overrides(args: argparse.Namespace, workers: int) -> dict[str, object]:
+    """Returns what changes in the demo's file."""
+    adapter = {"_type": "local"}
+    if workers:
+        adapter = {"_type": "ray", "num_workers": workers, "address": os.environ.get("RAY_ADDRESS")}
+    return {
+        "finetuning.num_epochs": args.epochs,
+        "finetuning.run_configuration.validation_interval": args.epochs,
+        "finetuning.deterministic": True,
+        "trainer_adapters.here": json.dumps(adapter),
+    }
+
+
+def measure_distance(run: Run, other: Run) -> float:
+    """Returns the largest difference between the weights at the end of two runs."""
+    from safetensors.torch import load_file
+
+    paths = [sorted((each.folder / "checkpoints").glob("step-*"))[-1] / "model.safetensors" for each in (run, other)]
+    ours, theirs = map(load_file, paths)
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def run_round(place: Path, args: argparse.Namespace, workers: int, number: int) -> Iterator[tuple[float, Run, Run]]:
+    """Yields `--every`, the disturbed run and the undisturbed run of one round."""
+    rates = [0.0, *args.every]
+    done: dict[float, Run] = {}
+    for every in rates if number % 2 == 0 else rates[::-1]:
+        run = Run(place / f"workers-{workers}-every-{every:g}-round-{number}")
+        rng = random.Random(f"{args.seed} {workers} {every:g} {number}")
+        done[every] = Supervisor(run, choose_overrides(args, workers), every, rng).run_to_end()
+        kinds = Counter(kind for _, kind in run.faults)
+        told = f"{run.seconds:.0f} s, {dict(kinds) or 'no faults'}, load {run.load:.1f}"
+        print(f"  {run.folder.name}: {told}", flush=True)
+    yield from ((every, done[every], done[0.0]) for every in args.every)
+
+
+def print_rows(rows: dict[tuple[int, float], list[tuple[Run, Run]]]) -> None:
+    print(
+        f"{'workers':>7} {'every':>6} {'driver/disk/worker':>19} {'undisturbed':>12} {'disturbed':>10} "
+        f"{'effective':>9} {'a fault':>8} {'sampled again':>14} {'trained again':>14} {'weights':>9}"
+    )
+    for (workers, every), pairs in rows.items():
+        kinds = Counter(kind for run, _ in pairs for _, kind in run.faults)
+        disturbed, undisturbed = (sum(each[side].seconds for each in pairs) for side in (0, 1))
+        tokens = sum(run.num_received for run, _ in pairs)
+        again = sum(run.num_again for run, _ in pairs) / tokens
+        jobs, trained = (sum(each) for each in zip(*((r.num_jobs_again, r.summary["num_jobs"]) for r, _ in pairs)))  # noqa: B905
+        distance = max(measure_distance(*pair) for pair in pairs)
+        counts = "/".join(str(kinds[kind]) for kind in ("driver", "disk", "worker"))
+        cost = (disturbed - undisturbed) / max(1, sum(kinds.values()))
+        print(
+            f"{workers or 'none':>7} {every:>4g} s {counts:>19} {undisturbed:>10.0f} s {disturbed:>8.0f} s "
+            f"{undisturbed / disturbed:>9.1%} {cost:>6.1f} s {again:>14.2%} {f'{jobs} of {trained}':>14} "
+            f"{f'{distance:.1e}' if distance else 'equal':>9}"
+        )
+
+
+def print_recovery(rows: dict[tuple[int, float], list[tuple[Run, Run]]]) -> None:
+    for workers in dict.fromkeys(workers for workers, _ in rows):
+        parts: dict[str, list[float]] = {}
+        for run in (run for (count, _), pairs in rows.items() if count == workers for run, _ in pairs):
+            for name, seconds in run.measure_recovery().items():
+                parts.setdefault(name, []).extend(seconds)
+        print(f"recovery, {f'{workers} workers' if workers else 'one process'}: seconds, min / median / max")
+        for name, seconds in parts.items():
+            if seconds:
+                low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
+                print(f"  {name:<36} {low:5.1f} / {middle:5.1f} / {high:5.1f}   ({len(seconds)})")
+
+
+def parse_list(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=parse_list, default=[0, 2], help="Ray workers; 0: one process without Ray")
+    parser.add_argument("--every", type=parse_list, default=[60, 20], help="mean seconds between two faults")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the faults")
+    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument("--force", action="store_true", help="measure although other load is on the machine")
+    args = parser.parse_args()
+    refuse_if_busy()
+    print(describe())
+    rows: dict[tuple[int, float], list[tuple[Run, Run]]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        place = args.keep or Path(name)
+        place.mkdir(parents=True, exist_ok=True)
+        for number in range(args.rounds):
+            for workers in args.workers:
+                for every, run, undisturbed in run_round(place, args, workers, number):
+                    rows.setdefault((workers, every), []).append((run, undisturbed))
+        print(f"{args.epochs} epochs of the demo's task, {args.rounds} rounds, faults of seed {args.seed}")
+        print_rows(rows)
+        print_recovery(rows)
+
+
+if __name__ == "__main__":
+    main()
