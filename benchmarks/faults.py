@@ -128,8 +128,10 @@ class Run:
 
 def list_workers(driver: int) -> list[psutil.Process]:
     """Returns the processes of the run's workers: below the driver, or on the nodes of RAY_ADDRESS."""
-    address, found = os.environ.get("RAY_ADDRESS"), []
-    for process in psutil.process_iter() if address else psutil.Process(driver).children(recursive=True):
+    address, candidates, found = os.environ.get("RAY_ADDRESS"), list[psutil.Process](), []
+    with contextlib.suppress(psutil.NoSuchProcess):  # the driver has just ended
+        candidates = list(psutil.process_iter()) if address else psutil.Process(driver).children(recursive=True)
+    for process in candidates:
         with contextlib.suppress(psutil.Error):
             if process.name().startswith("ray::") and " ".join(process.cmdline()).startswith(WORKER):
                 found += [process] if not address or process.environ().get("RAY_ADDRESS") == address else []
@@ -151,10 +153,9 @@ class Supervisor:
             arguments = ["--resume", str(folder)]
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            arguments = ["--run_name", folder.name, *self._options, "-o", "finetuning.output_dir", str(folder.parent)]
-        command = [sys.executable, "-c", COUNTING, str(self._received), "finetune", str(DEMO), *arguments]
-        if "--resume" in arguments:
-            command.remove(str(DEMO))
+            place = ["--run_name", folder.name, "-o", "finetuning.output_dir", str(folder.parent)]
+            arguments = [str(DEMO), *place, *self._options]
+        command = [sys.executable, "-c", COUNTING, str(self._received), "finetune", *arguments]
         self.run.starts.append(time.time())
         with self._log.open("ab") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
