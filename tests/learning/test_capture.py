@@ -137,7 +137,7 @@ async def test_a_store_that_is_full_keeps_no_chats_and_the_server_answers(tmp_pa
         for number in range(60):
             await chat(client, hashlib.shake_256(str(number).encode()).hexdigest(4000))
         assert learning._recorder.counts["full"] > 10
-        assert learning.store.num_bytes < 0.25e6
+        assert learning.store.num_bytes < 0.35e6  # of 0.5; what was waiting to be written is added
         assert (await rate(client, id=first["id"], thumb="up")).status_code in (200, 507)
     assert [record.message.count("record.max_mb") for record in caplog.records if "max_mb" in record.message] == [1]
 
