@@ -48,7 +48,7 @@ def import_engine() -> type[Engine]:
         BackendUnavailable: A package is installed but cannot be imported.
     """
     collects = gc.isenabled()
-    gc.disable()  # 3,000 modules are no garbage, and looking for some takes a sixth of the time
+    gc.disable()  # scanning 3,000 modules that stay takes a sixth of the time
     try:
         from reinforge.engine.engine import Engine
     except (ImportError, OSError) as error:  # OSError: a shared library is missing or does not fit

@@ -162,7 +162,7 @@ class UpstreamApi(Feature):
                 if call is not None and self.recorder is not None:
                     self.recorder.add(call, piece)
                 if len(piece) < FREE_BYTES and not _count_waiting(request):
-                    await response.write(piece)  # cannot wait, and a timer for each piece is a tenth of its cost
+                    await response.write(piece)  # cannot wait, and a timer for each piece costs CPU
                     continue
                 async with asyncio.timeout(limit_s):
                     await response.write(piece)

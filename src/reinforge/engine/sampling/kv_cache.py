@@ -28,8 +28,8 @@ LENGTH_MULTIPLE = 16
 """Lengths are rounded up to this: fewer shapes, and logits that do not depend on the rest of the batch."""
 
 LEAST_LENGTH = 32
-"""With heads of 16 numbers and 16 tokens, torch computes scores by another kernel (below 400 products), which rounds
-otherwise: a short reply had another last bit beside a longer one."""
+"""Over 16 tokens, with heads of 16 numbers, torch rounds attention scores differently than over 32 or more, so the
+last bits of a short reply depended on whether a longer one was beside it."""
 
 MIN_ROWS = 4
 """Decode steps run at least this many rows, for the same reason; empty rows attend to their own first token."""
