@@ -448,8 +448,8 @@ MUTANTS = [
     Mutant(
         "vLLM samples from the new weights",
         "scale/vllm/sampler.py",
-        "    largest = await _measure(policy, prompts)\n",
-        "    largest = await _measure(policy, prompts, reads_prefix_cache=False)\n",
+        "    largest = await _measure(policy, prompts, server)\n",
+        "    largest = await _measure(policy, prompts, server, reads_prefix_cache=False)\n",
         "tests/scale/test_vllm_runs.py::test_a_prefix_cache_that_keeps_older_keys_is_found",
     ),
     Mutant(

@@ -1,6 +1,9 @@
 """The processes of a run that is a program of its own: found by a mark in their environment."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import time
 
 import psutil
@@ -23,6 +26,25 @@ def list_marked(mark):
             if process.environ().get(MARK) == str(mark) and runs(process):
                 found.append(process)
     return found
+
+
+def torchrun(project, *arguments, size=2):
+    """Starts `reinforge` in several processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(project.folder)}
+    return subprocess.Popen(
+        [*command, "-m", "reinforge", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process, codes=(0,)):
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode in codes, output
+    return output
 
 
 def wait_for_none(mark, seconds=15.0):

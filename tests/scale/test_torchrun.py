@@ -47,8 +47,8 @@ def test_torchrun_says_which_process_this_is():
     [
         ({}, "ray", 0, False, "4 processes, which `_type: ray` does not use"),
         ({"LOCAL_WORLD_SIZE": "2"}, "local", 0, False, "on several machines, 2 of them here"),
-        ({}, "local", 1, False, "replies sampled while a job trains need one process"),
-        ({}, "local", 0, True, "the weights are sent from one process"),
+        ({}, "local", 1, False, "sampled while a job trains by one process or by a vLLM sampler"),
+        ({}, "local", 1, True, None),
         ({}, "local", 0, False, None),
     ],
 )
@@ -75,6 +75,11 @@ def test_what_cannot_be_divided_is_refused_before_anything_runs(policy, limits, 
     found = [problem.message for problem in check_sharding("full", config, adapters, "x")]
     assert [word in message for message in found] == ([] if word is None else [True])
     assert check_sharding("auto", config, adapters, "x") == [], "which then replicates"
+
+
+def test_a_sharded_model_is_trained_while_a_vllm_server_samples():
+    config = FinetuneConfig(limits={"max_staleness": 1})
+    assert check_sharding("full", config, (), "x", has_sampler=True) == []
 
 
 def test_each_process_sees_the_gpu_of_its_rank(monkeypatch):

@@ -9,27 +9,9 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.scale.jobs import measure_distance
-from tests.scale.processes import MARK, list_marked, wait_for_metrics
+from tests.scale.processes import MARK, finish, list_marked, torchrun, wait_for_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def torchrun(project, *arguments, size=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(project.folder)}
-    return subprocess.Popen(
-        [*command, "-m", "reinforge", *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process):
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
-    return output
 
 
 def read_rows(project):

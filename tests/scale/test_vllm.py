@@ -24,11 +24,11 @@ from reinforge.scale.vllm.process import (
     check_sampler,
     require_guarded_server,
 )
-from reinforge.scale.vllm.sampler import VLLMSampler
+from reinforge.scale.vllm.server import VLLMServer
 from reinforge.types.request import SamplingParams
 from tests.models import make_tiny_model
 from tests.scale.vllm_answers import ANSWERS, call_server
-from tests.scale.vllm_server import VLLMServer
+from tests.scale.vllm_server import VLLMServer as StandIn
 
 KEY = "k-1234567890"
 
@@ -117,13 +117,13 @@ async def connect(server, key=KEY, host=None):
     config = VLLMSamplerConfig(url=url, api_key=key, max_retries=0)
     client = VLLMClient(OpenAIEndpoint(EndpointConfig(max_retries=0), url, config.api_key))
     try:
-        await require_guarded_server(client, config)
+        await require_guarded_server(client, config, server.url)
     finally:
         await client.close()
 
 
 async def test_a_server_that_demands_its_key_is_accepted(model):
-    with VLLMServer(model, key=KEY) as server:
+    with StandIn(model, key=KEY) as server:
         await connect(server)
         with pytest.raises(ConfigError, match="the server refuses the key"):
             await connect(server, "other")
@@ -131,7 +131,7 @@ async def test_a_server_that_demands_its_key_is_accepted(model):
 
 async def test_a_server_elsewhere_that_lets_everybody_send_weights_is_refused(model, monkeypatch, caplog):
     """vLLM's own key guards /v1 and /inference alone; on this machine that is a warning."""
-    with VLLMServer(model, key=KEY, guards=False) as server:
+    with StandIn(model, key=KEY, guards=False) as server:
         await connect(server)
         assert "answers without a key" in caplog.text
         monkeypatch.setattr("reinforge.scale.vllm.process.LOOPBACK", frozenset())
@@ -249,12 +249,11 @@ class LosingClient:
 
 @pytest.mark.parametrize("lost", ["pause", "reset_prefix_cache"])
 async def test_a_server_is_resumed_whatever_is_lost_and_the_first_error_is_told(lost, tmp_path):
-    sampler = object.__new__(VLLMSampler)
-    sampler._client, sampler._policies, sampler._sent = LosingClient(lost), {}, []
-    sampler._write = dict
+    server = object.__new__(VLLMServer)
+    server.client = LosingClient(lost)
     with pytest.raises(BackendError, match=f"no answer to {lost}"):
-        await sampler._send()
-    assert sampler._client.calls[-1] == "resume"
+        await server.send({}, "label")
+    assert server.client.calls[-1] == "resume"
 
 
 RECORDED = json.loads(ANSWERS.read_text())
@@ -274,7 +273,7 @@ def answers(tmp_path_factory):
         finally:
             await endpoint.close()
 
-    with VLLMServer(model) as server:
+    with StandIn(model) as server:
         return asyncio.run(call(server))
 
 

@@ -1,5 +1,6 @@
 """A vLLM server that a run starts: it ends with the run, however the run ends."""
 
+import asyncio
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import BackendUnavailable
 from reinforge.scale.vllm import process as vllm_process
 from tests.scale.jobs import build_run_config, sample_group, train
-from tests.scale.processes import MARK, list_marked, runs, wait_for_metrics, wait_for_none
+from tests.scale.processes import MARK, finish, list_marked, runs, torchrun, wait_for_metrics, wait_for_none
 
 ROOT = Path(__file__).parents[2]
 GONE_S = 15.0
@@ -36,15 +37,19 @@ def python(tmp_path):
     return program
 
 
-def build_adapter(python, **environment):
+def build_launch(python, **environment):
     paths = os.pathsep.join([str(ROOT / "tests" / "scale" / "vllm_standin"), str(ROOT)])
-    launch = {"python": str(python), "environment": {"PYTHONPATH": paths, **environment}}
+    return {"python": str(python), "environment": {"PYTHONPATH": paths, **environment}}
+
+
+def build_adapter(python, replicas=1, **environment):
+    launch = {**build_launch(python, **environment), "replicas": replicas}
     return LocalAdapter(LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch}), GRPO(GRPOConfig()))
 
 
-def find_processes(adapter):
-    """Returns the server's processes: the one that watches, the server, and what the server started."""
-    watcher = psutil.Process(adapter._sampler._process._process.pid)
+def find_processes(adapter, place=0):
+    """Returns a server's processes: the one that watches, the server, and what the server started."""
+    watcher = psutil.Process(adapter._sampler.servers[place].process._process.pid)
     found = [watcher, *watcher.children(recursive=True)]
     assert len(found) == 3, found
     return found
@@ -66,7 +71,7 @@ async def test_a_launched_server_trains_and_ends_with_the_adapter(python, tiny_m
         groups = [await sample_group(adapter.policy(), number) for number in range(3)]
         await train(adapter, groups, 0)
         assert (await sample_group(adapter.policy(), 1))[0].episode[1].logprobs.policy_version == 1
-        processes, folder = find_processes(adapter), adapter._sampler._process.folder
+        processes, folder = find_processes(adapter), adapter._sampler.servers[0].process.folder
         assert folder.stat().st_mode & 0o077 == 0, "nobody else reaches the socket"
         assert not list((folder / "model").glob("*.safetensors")), "the server has read the first weights"
         assert len(list(folder.glob("reinforge-*"))) == 1, "older weights are removed"
@@ -91,7 +96,7 @@ async def test_a_server_that_cannot_start_is_an_error_with_its_log(python, tiny_
         await adapter.initialize(build_run_config(tiny_model_dir))
     assert adapter.engine is None
     log = Path(re.search(r"its log \((.+?)\)", str(told.value))[1])
-    assert [path.name for path in log.parent.iterdir()] == ["server.log"], "it is kept, and the weights are not"
+    assert [path.name for path in log.parent.iterdir()] == ["server-0.log"], "it is kept, and the weights are not"
     shutil.rmtree(log.parent)
 
 
@@ -121,6 +126,26 @@ def test_the_first_traceback_of_a_log_is_shown(log, shown):
 
 
 @pytest.mark.slow
+async def test_one_of_two_servers_that_dies_is_replaced(python, tiny_model_dir):
+    adapter = build_adapter(python, replicas=2)
+    await adapter.initialize(build_run_config(tiny_model_dir))
+    sampler = adapter._sampler
+    try:
+        lost = find_processes(adapter, 1)[1]
+        lost.kill()
+        groups = [await sample_group(adapter.policy(), number) for number in range(4)]
+        await asyncio.wait_for(asyncio.shield(sampler._replacing[1]), 60)
+        await train(adapter, groups, 0)
+        assert find_processes(adapter, 1)[1].pid != lost.pid
+        paths = [await server.client.get_weight_label() for server in sampler.servers.values()]
+        assert paths == [sampler.label] * 2
+        assert {each.episode[1].logprobs.policy_version for each in await sample_group(adapter.policy(), 1)} == {1}
+    finally:
+        await adapter.cleanup()
+    assert not sampler._folder.exists(), "a log is kept only if its server was not replaced"
+
+
+@pytest.mark.slow
 async def test_a_server_that_dies_takes_its_processes_along_and_is_an_error(python, tiny_model_dir):
     adapter = build_adapter(python)
     await adapter.initialize(build_run_config(tiny_model_dir))
@@ -143,7 +168,8 @@ from tests.scale.jobs import build_run_config
 async def main():
     adapter = own.build_adapter({python!r})
     await adapter.initialize(build_run_config({model!r}))
-    print(json.dumps([each.pid for each in own.find_processes(adapter)] + [str(adapter._sampler._process.folder)]))
+    pids = [each.pid for each in own.find_processes(adapter)]
+    print(json.dumps([*pids, str(adapter._sampler.servers[0].process.folder)]))
     sys.stdout.flush()
     await asyncio.sleep(600)
 
@@ -190,12 +216,11 @@ def test_the_servers_environment_has_no_key_of_ours(monkeypatch, python, tmp_pat
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     adapter = build_adapter(python, EXTRA="1")
-    process = vllm_process.VLLMProcess(adapter.adapter_config.sampler.launch, tmp_path)
+    process = vllm_process.VLLMProcess(adapter.adapter_config.sampler.launch, tmp_path, tmp_path, "server", "2,3")
     found = process._build_environment()
     assert not {"OPENAI_API_KEY", "VLLM_API_KEY"} & found.keys()
-    assert (found["VLLM_LOGGING_LEVEL"], found["CUDA_VISIBLE_DEVICES"], found["EXTRA"]) == ("DEBUG", "1", "1")
+    assert (found["VLLM_LOGGING_LEVEL"], found["CUDA_VISIBLE_DEVICES"], found["EXTRA"]) == ("DEBUG", "2,3", "1")
     assert found["PYTHONPATH"].split(os.pathsep)[0] == str(vllm_process.PLUGIN)
-    process.folder.rmdir()
 
 
 @pytest.mark.slow
@@ -203,9 +228,7 @@ def test_the_servers_environment_has_no_key_of_ours(monkeypatch, python, tmp_pat
 def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python, monkeypatch):
     """The whole command: killed in its second epoch, nothing is left of the server, and a new one goes on."""
     mark = str(project.folder)
-    paths = os.pathsep.join([str(ROOT / "tests" / "scale" / "vllm_standin"), str(ROOT)])
-    launch = {"python": str(python), "environment": {"PYTHONPATH": paths, MARK: mark}}
-    project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": launch})
+    project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": build_launch(python, **{MARK: mark})})
     project.set("finetuning.num_epochs", 3).set("trajectory_builders.builder.examples_per_epoch", 4)
     project.rows = project.rows[:16]
     project.set("finetuning.gate.allow_no_verdict", True)
@@ -222,3 +245,28 @@ def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python,
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [0, 1, 2]
     assert list_marked(mark) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("sharding", "policy"), [("full", {}), ("replicate", {"lora": {"rank": 4}})], ids=["full_weights", "lora"]
+)
+def test_two_processes_train_while_two_servers_sample(project, python, sharding, policy):
+    """Samplers, trainers and overlap together, as on a machine with GPUs for each."""
+    launch = {**build_launch(python, **{MARK: str(project.folder)}), "replicas": 2}
+    project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": launch})
+    project.set("trainer_adapters.adapter.sharding", sharding).set("finetuning.limits.max_staleness", 1)
+    project.set("finetuning.num_epochs", 3).set("trajectory_builders.builder.examples_per_epoch", 4)
+    for name, value in policy.items():
+        project.set(f"finetuning.policy.{name}", value)
+    project.rows = project.rows[:16]
+    project.set("finetuning.gate.allow_no_verdict", True)
+    project.write_files()
+    output = finish(torchrun(project, "finetune", "run.yml", "--run_name", "r"), codes=(0, 3))
+    assert "Traceback" not in output
+    rows = project.metrics
+    assert [row["epoch"] for row in rows] == [0, 1, 2]
+    assert max(row["staleness_max"] for row in rows) == 1, "an epoch was sampled while another trained"
+    assert max(row["mismatch"] for row in rows) < 1e-3
+    assert list_marked(project.folder) == []

@@ -7,7 +7,8 @@ The shapes of its answers are those that a real server gave (`tests/data/vllm_an
 Like the real one it keeps a packed copy of the output layer, which `reload_weights` renews only if the files name that
 layer, and keys and values of prompts, by blocks, which are dropped by `/reset_prefix_cache` and after `/pause` alone.
 
-Attributes that switch a fault on: `keeps_output_layer`, `keeps_prefix_cache`, `ignores_weights`, `loses_label`.
+Attributes that switch a fault on: `keeps_output_layer`, `keeps_prefix_cache`, `ignores_weights`, `loses_label`,
+`is_away` (no answer is its own), `is_busy` (it samples nothing).
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class VLLMServer:
         self.adapters: dict[str, tuple[str, ServedWeights]] = {}
         self.calls: list[tuple[str, Any]] = []
         self.keeps_output_layer = self.keeps_prefix_cache = self.ignores_weights = self.loses_label = False
+        self.is_away = self.is_busy = False
         self.label, self.url = "default", ""
         self._cache: dict[Any, Any] = {}
         self._paused = threading.Event()
@@ -137,6 +139,8 @@ class VLLMServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.is_away or (self.is_busy and request.path == "/inference/v1/generate"):
+            return web.json_response({"error": "try later"}, status=503)
         needs_key = self.guards or request.path.startswith(("/v1", "/inference"))
         if self.key is not None and needs_key and request.path != "/health":
             given = request.headers.get("Authorization", "")

@@ -142,6 +142,7 @@ class LocalAdapter(TrainerAdapter):
             "loss": self.algorithm.loss,
             "stages": stages,
             "serves_during_jobs": run_config.limits.max_staleness > 0 and self._sampler_config is None,
+            "samples_elsewhere": self._sampler_config is not None,
         }
         self.engine = await run_in_daemon_thread(lambda: load(policy, **settings), "engine-load")
         self._runner.loop = asyncio.get_running_loop()
@@ -154,7 +155,6 @@ class LocalAdapter(TrainerAdapter):
 
     async def _start_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> None:
         engine = self._require_engine()
-        engine.samples_elsewhere = True
         self._sampler = load_named(SAMPLERS[config.kind])(config, engine, self.adapters, self.project_root)
         try:
             await self._sampler.start(run_config.seed)
@@ -185,11 +185,12 @@ class LocalAdapter(TrainerAdapter):
         problems = check_adapters(policy, self.adapters, critic=self.algorithm.needs.values)
         where = f"trainer_adapters.{run_config.trainer_adapter}" if run_config.trainer_adapter else ""
         problems += [replace(problem, path=where) for problem in check_packages(lora=has_adapters(policy))]
+        has_sampler = self._sampler_config is not None
         if (launcher := find_launcher()) is not None:
-            has_sampler = self._sampler_config is not None
             staleness = run_config.limits.max_staleness
             problems += launcher.check(self.backend, where, max_staleness=staleness, has_sampler=has_sampler)
-        problems += check_sharding(self.adapter_config.sharding, run_config, self.adapters, where)
+        sharding = self.adapter_config.sharding
+        problems += check_sharding(sharding, run_config, self.adapters, where, has_sampler=has_sampler)
         if self.adapter_config.fine_tune_from_scratch and run_config.pipeline:
             message = "each stage of a pipeline trains the model of the one before, so no job can start from the first"
             problems.append(Problem(f"{where}.fine_tune_from_scratch", message, "remove it"))
@@ -348,7 +349,7 @@ class LocalAdapter(TrainerAdapter):
 
 
 def check_sharding(
-    sharding: Sharding, run_config: FinetuneConfig, adapters: Sequence[str], where: str
+    sharding: Sharding, run_config: FinetuneConfig, adapters: Sequence[str], where: str, *, has_sampler: bool = False
 ) -> list[Problem]:
     if sharding != "full":
         return []
@@ -357,7 +358,7 @@ def check_sharding(
         found.append(f"{len(adapters)} adapters are trained separately ({', '.join(adapters)})")
     if run_config.policy.quantization is not None:
         found.append(f"weights in {run_config.policy.quantization} cannot be sharded (finetuning.policy.quantization)")
-    if run_config.limits.max_staleness > 0:
+    if run_config.limits.max_staleness > 0 and not has_sampler:
         found.append("replies are sampled while a job trains (finetuning.limits.max_staleness)")
     fix = "set it to replicate, or remove that"
     return [Problem(f"{where}.sharding", f"full is not possible: {each}", fix) for each in found]

@@ -24,6 +24,7 @@ OWN_ARGUMENTS = frozenset(
     }
 )
 """Arguments of vLLM that follow from the run's own settings."""
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 Scalar = bool | int | float | str
 
@@ -44,7 +45,28 @@ class VLLMLaunchConfig(Block):
         description="Additional environment variables of the server, such as CUDA_VISIBLE_DEVICES. From this "
         "process it inherits only those that programs need, and those of vLLM, CUDA and OpenMP.",
     )
-    ready_s: float = Field(default=600.0, gt=0, description="Seconds to wait until the server has loaded the model.")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="How many servers start, each with the whole model. A conversation stays with one of them, and one "
+        "that dies is replaced.",
+    )
+    gpus: list[str] | None = Field(
+        default=None,
+        description='`CUDA_VISIBLE_DEVICES` of each replica, such as ["2", "3"]. Null: that of this process for all.',
+    )
+    ready_s: float = Field(default=600.0, gt=0, description="Seconds to wait until a server has loaded the model.")
+
+    @model_validator(mode="after")
+    def _check_gpus(self) -> Self:
+        if self.gpus is not None and len(self.gpus) != self.replicas:
+            raise ValueError(
+                f"gpus has {len(self.gpus)} entries, one for each replica, but replicas is {self.replicas}"
+            )
+        if self.gpus is not None and CUDA_DEVICES in self.environment:
+            raise ValueError(f"environment sets {CUDA_DEVICES}, which gpus sets for each replica; remove one of them")
+        return self
 
     @field_validator("arguments")
     @classmethod
@@ -59,7 +81,7 @@ class VLLMLaunchConfig(Block):
 
 
 class VLLMSamplerConfig(Block):
-    """A vLLM server samples the replies, and gets the weights of the embedded engine after each job."""
+    """vLLM servers sample the replies, and get the weights of the embedded engine after each job."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # a key with a line break must not end up in a message
 
@@ -67,9 +89,9 @@ class VLLMSamplerConfig(Block):
     launch: VLLMLaunchConfig | None = Field(
         default=None, description="Start a server on this machine that exits with the run; or set `url`."
     )
-    url: str | None = Field(
+    url: str | list[str] | None = Field(
         default=None,
-        description="URL of a running server, such as http://127.0.0.1:8000; or set `launch`.",
+        description="URL of a running server, such as http://127.0.0.1:8000, or a list of them; or set `launch`.",
     )
     api_key: SecretStr | None = Field(
         default=None,
@@ -86,15 +108,17 @@ class VLLMSamplerConfig(Block):
 
     @field_validator("url")
     @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
+    def _check_url(cls, url: str | list[str] | None) -> str | list[str] | None:
         if url is None:
             return None
         from reinforge.rollout.models.endpoint_config import validate_url
 
-        url = validate_url(url)
-        if url.endswith("/v1"):
+        urls = [validate_url(each) for each in ([url] if isinstance(url, str) else url)]
+        if any(each.endswith("/v1") for each in urls):
             raise ValueError("write the address without /v1: weights are sent to other paths of the same server")
-        return url
+        if not urls or len(set(urls)) < len(urls):
+            raise ValueError("expected one URL or several different ones")
+        return urls[0] if isinstance(url, str) else urls
 
     @field_validator("api_key")
     @classmethod
@@ -118,6 +142,11 @@ class VLLMSamplerConfig(Block):
         if self.launch is not None and self.api_key is not None:
             raise ValueError("api_key belongs to a server at `url`; a launched one is reached over a private socket")
         return self
+
+    @property
+    def urls(self) -> list[str]:
+        """The running servers; none if the run starts its own."""
+        return [self.url] if isinstance(self.url, str) else self.url or []
 
     def build_endpoint_config(self) -> EndpointConfig:
         settings: dict[str, Any] = {
@@ -157,7 +186,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     )
     sampler: VLLMSamplerConfig | None = Field(
         default=None,
-        description="`_type: vllm`: a vLLM server samples the replies, and gets the weights after each job. Null: the "
+        description="`_type: vllm`: vLLM servers sample the replies, and get the weights after each job. Null: the "
         "embedded sampler, in this process.",
     )
     sharding: Sharding = Field(

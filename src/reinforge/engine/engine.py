@@ -94,7 +94,6 @@ class Engine:
         reference: A frozen copy of the loaded weights; None without `keep_reference`, and with adapters, where the
             model without its adapters is the reference.
         critic: The value head; None without `critic`.
-        samples_elsewhere: Set it where another program samples, whose log-probs are never exactly the learner's.
     """
 
     def __init__(
@@ -112,9 +111,10 @@ class Engine:
         stages: Mapping[str, PolicyConfig] | None = None,
         replica: int = 0,
         serves_during_jobs: bool = False,
+        samples_elsewhere: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
-        self.samples_elsewhere = False
+        self.samples_elsewhere = samples_elsewhere
         self.reference = model.make_frozen_copy() if keep_reference and not model.has_adapters else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
         self._has_trained = False
@@ -187,6 +187,7 @@ class Engine:
         frozen: bool = False,
         replica: int = 0,
         serves_during_jobs: bool = False,
+        samples_elsewhere: bool = False,
         half_weights: bool = False,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
@@ -209,6 +210,7 @@ class Engine:
                 requests without a seed.
             serves_during_jobs: Sample from a copy of the trained weights, which serves the published version while a
                 job trains: with adapters a copy of these alone.
+            samples_elsewhere: Another program samples, whose log-probs are never exactly the learner's.
             half_weights: Decode with float16 copies of float32 weights where the CPU is faster so; never if the
                 engine trains or is deterministic.
 
@@ -243,7 +245,13 @@ class Engine:
             stages=fill_in_stages(stages or {}, config, model),
             replica=replica,
             serves_during_jobs=serves_during_jobs,
+            samples_elsewhere=samples_elsewhere,
         )
+
+    @property
+    def local_engine(self) -> Engine:
+        """This one; of several that train together, the one in this process."""
+        return self
 
     def join_peers(
         self, peers: DataParallel | None, sharding: Sharding = "replicate", processes_here: int = 1

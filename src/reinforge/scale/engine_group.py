@@ -178,6 +178,12 @@ class EngineRouter:
             for key in [key for key, place in self._places.items() if place == worker]:
                 del self._places[key]
 
+    def has(self, worker: int) -> bool:
+        return worker in self._loads
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
     def forget(self) -> None:
         with self._lock:
             self._places.clear()

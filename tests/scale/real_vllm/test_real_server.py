@@ -118,7 +118,7 @@ async def test_all_weights_tied(tmp_path, monkeypatch):
         await run_jobs(adapter, 1, first=4)
         await check_settings(adapter.policy())
         if os.environ.get("REINFORGE_RECORD"):
-            await record_answers(adapter._sampler._client.endpoint, adapter._sampler._sent[0], model)
+            await record_answers(adapter._sampler.servers[0].client.endpoint, adapter._sampler._sent[0], model)
             assert json.loads(ANSWERS.read_text())
 
 
@@ -226,7 +226,7 @@ from tests.scale.real_vllm import test_real_server as own
 async def main():
     adapter = own.build_adapter()
     await adapter.initialize(own.build_run_config({model!r}))
-    print(adapter._sampler._process._process.pid, flush=True)
+    print(adapter._sampler.servers[0].process._process.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())

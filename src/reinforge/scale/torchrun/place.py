@@ -77,13 +77,13 @@ def check_torchrun(backend: str, where: str, *, max_staleness: int, has_sampler:
     if place.size_here != place.size:
         message = f"torchrun has started {place.size} processes on several machines, {place.size_here} of them here"
         problems.append(Problem("", message, "use `trainer_adapters.NAME._type: ray` for several machines"))
-    fix = "start reinforge without torchrun, or remove it"
-    if max_staleness > 0:
-        message = f"replies sampled while a job trains need one process, and torchrun has started {place.size}"
+    if max_staleness > 0 and not has_sampler:
+        message = (
+            "replies can be sampled while a job trains by one process or by a vLLM sampler, and torchrun has started "
+            f"{place.size} processes"
+        )
+        fix = f"start reinforge without torchrun, remove it, or set {where}.sampler"
         problems.append(Problem("finetuning.limits.max_staleness", message, fix))
-    if has_sampler:
-        message = f"the weights are sent from one process, and torchrun has started {place.size}"
-        problems.append(Problem(f"{where}.sampler", message, fix))
     return problems
 
 

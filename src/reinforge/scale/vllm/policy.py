@@ -1,6 +1,6 @@
-"""The policy that a vLLM server samples: our tokens go in, its tokens and log-probs come out.
+"""The policy that vLLM servers sample: our tokens go in, their tokens and log-probs come out.
 
-The embedded policy of the same adapter renders prompts, decodes replies and scores tokens; it samples nothing.
+The embedded policy of the same adapter renders prompts and decodes replies; it samples nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from reinforge.errors import BackendError
 from reinforge.interfaces import PolicyServer
+from reinforge.scale.engine_group import find_conversation
 from reinforge.scale.vllm.client import GenerateAnswer, GeneratedChoice
 from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.sample import FloatArray
@@ -70,29 +71,37 @@ class Admission:
 
 
 class WeightPublisher(Protocol):
-    """What a policy asks of the server that samples it."""
+    """What a policy asks of the servers that sample it."""
 
     admission: Admission
 
     @property
     def version(self) -> int:
-        """The version that the server has."""
+        """The version that they have."""
 
     @property
     def label(self) -> str:
         """The label that every reply of this version carries."""
 
-    async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
-        """Samples one reply."""
+    async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> GenerateAnswer:
+        """Samples one reply of a conversation."""
 
     async def publish(self, version: int) -> None:
         """Sends the weights of all adapters, and opens admission when they are served."""
 
 
 class VLLMPolicy(PolicyServer):
-    def __init__(self, own: EmbeddedPolicy, served_name: str, server: WeightPublisher):
-        self.own, self.served_name, self._server = own, served_name, server
-        self.tolerance, self.max_model_len = max(own.tolerance, FLOAT32_TOLERANCE), own.max_model_len
+    """Samples one adapter, or all weights.
+
+    Args:
+        own: Scores tokens, in every process that trains.
+        embedded: Renders and decodes, in this process; often `own` itself.
+        adapter: Its name on the servers; None: all weights are trained.
+    """
+
+    def __init__(self, own: PolicyServer, embedded: EmbeddedPolicy, adapter: str | None, server: WeightPublisher):
+        self.own, self.embedded, self.adapter, self._server = own, embedded, adapter, server
+        self.tolerance, self.max_model_len = max(own.tolerance, FLOAT32_TOLERANCE), embedded.max_model_len
         self.longest_prompts: list[tuple[int, tuple[int, ...]]] = []
 
     @property
@@ -112,24 +121,16 @@ class VLLMPolicy(PolicyServer):
         return self.own.history
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        sampled = self.own.build_request(request, None, await self.own.compile_grammar(request))
+        embedded = self.embedded
+        sampled = embedded.build_request(request, None, await embedded.compile_grammar(request))
+        body, key = self.build_body(sampled, request.grammar), find_conversation(request)
         async with self._server.admission.enter():
-            await self.fill_in(sampled, request.grammar)
+            self.fill_in(sampled, await self._server.generate(key, body, self.adapter))
             self._remember(sampled.prompt)
-        return self.own.build_reply(request, sampled)
+        return embedded.build_reply(request, sampled)
 
-    async def fill_in(
-        self, sampled: SampleRequest, grammar: Grammar | None = None, *, reads_prefix_cache: bool = True
-    ) -> None:
-        """Samples a reply without waiting for admission, and sets its tokens.
-
-        Args:
-            reads_prefix_cache: False: the server computes the whole prompt.
-        """
-        body = self._build_body(sampled, grammar)
-        if not reads_prefix_cache:
-            body["sampling_params"]["skip_reading_prefix_cache"] = True
-        answer = await self._server.generate(body)
+    def fill_in(self, sampled: SampleRequest, answer: GenerateAnswer) -> None:
+        """Sets the tokens of a reply."""
         if tuple(answer.prompt_token_ids) != sampled.prompt:
             raise BackendError(
                 f"the vLLM server sampled from a prompt of {len(answer.prompt_token_ids)} tokens, which is not the one "
@@ -140,7 +141,14 @@ class VLLMPolicy(PolicyServer):
         fill_in_tokens(sampled, choice)
         sampled.version = self._server.version
 
-    def _build_body(self, sampled: SampleRequest, grammar: Grammar | None) -> dict[str, Any]:
+    def build_body(
+        self, sampled: SampleRequest, grammar: Grammar | None = None, *, reads_prefix_cache: bool = True
+    ) -> dict[str, Any]:
+        """Returns the request of one reply, but for the model.
+
+        Args:
+            reads_prefix_cache: False: the server computes the whole prompt.
+        """
         params = sampled.params
         settings: dict[str, Any] = {
             "temperature": params.temperature,
@@ -151,10 +159,12 @@ class VLLMPolicy(PolicyServer):
             "frequency_penalty": params.frequency_penalty,
             "presence_penalty": params.presence_penalty,
             "max_tokens": sampled.limit,
-            "stop_token_ids": sorted({*self.own.ends, *params.stop_token_ids}),
+            "stop_token_ids": sorted({*self.embedded.ends, *params.stop_token_ids}),
             "logprobs": sampled.num_top_logprobs,
             "detokenize": bool(params.stop),
         }
+        if not reads_prefix_cache:
+            settings["skip_reading_prefix_cache"] = True
         if params.seed is not None:
             settings["seed"] = params.seed & MAX_SEED
         if params.stop:
@@ -164,7 +174,6 @@ class VLLMPolicy(PolicyServer):
         if grammar is not None:
             settings["structured_outputs"] = {STRUCTURED_OUTPUTS[grammar.kind]: grammar.text}
         return {
-            "model": self.served_name,
             "token_ids": list(sampled.prompt),
             "return_token_ids": True,
             "sampling_params": settings,
@@ -191,7 +200,7 @@ class VLLMPolicy(PolicyServer):
         return await self.own.score(token_ids)
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        return await self.own.encode(request, reply)
+        return await self.embedded.encode(request, reply)
 
     async def publish(self, version: int) -> None:
         await self._server.publish(version)

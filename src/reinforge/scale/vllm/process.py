@@ -1,4 +1,4 @@
-"""A vLLM server that exits with the run: its command, its private folder, and the process that watches over it."""
+"""A vLLM server that exits with the run: its command, its socket, and the process that watches over it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from reinforge.adapters.local_config import Scalar, VLLMLaunchConfig, VLLMSamplerConfig
+from reinforge.adapters.local_config import CUDA_DEVICES, Scalar, VLLMLaunchConfig, VLLMSamplerConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import BackendUnavailable, ConfigError, Problem
 from reinforge.limits import get_limits
@@ -32,7 +30,6 @@ PLUGIN = Path(__file__).parent / "plugin"
 SUPERVISOR = PLUGIN / "supervise.py"
 MODULE = "vllm.entrypoints.openai.api_server"
 """Its command; `vllm serve` asks for a distribution called `vllm`, which that for CPUs is not."""
-SOCKET, LOG = "server.sock", "server.log"
 INHERITED_PREFIXES = ("VLLM_", "CUDA_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_", "OMP_", "KMP_", "MKL_", "TORCH", "XDG_")
 INHERITED = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 SECRET = "VLLM_API_KEY"
@@ -106,22 +103,24 @@ def build_arguments(model: ServedModelSettings, further: Mapping[str, Scalar]) -
 class VLLMProcess:
     """A server on this machine, at a socket in a folder that only this user can enter.
 
-    Weights on their way to the server go there too.
+    Args:
+        name: Of its socket and its log.
+        gpus: `CUDA_VISIBLE_DEVICES` of the server; None: that of this process.
     """
 
-    def __init__(self, config: VLLMLaunchConfig, project_root: Path):
-        self.config = config
-        self.folder = Path(tempfile.mkdtemp(prefix="reinforge-vllm-"))
+    def __init__(self, config: VLLMLaunchConfig, project_root: Path, folder: Path, name: str, gpus: str | None = None):
+        self.config, self.folder, self._gpus = config, folder, gpus
+        self.socket, self.log = folder / f"{name}.sock", folder / f"{name}.log"
         self._python = find_python(config.python, project_root)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, arguments: Sequence[str]) -> None:
         """Starts the server and a process that kills it with this one; returns at once."""
-        command = [str(self._python), "-m", MODULE, "--uds", str(self.folder / SOCKET)]
+        command = [str(self._python), "-m", MODULE, "--uds", str(self.socket)]
         self._process = subprocess.Popen(
             [
                 *(sys.executable, "-I", "-S", str(SUPERVISOR)),
-                *(str(self.folder), str(self.folder / LOG)),
+                *(str(self.folder), str(self.log)),
                 *command,
                 *arguments,
             ],
@@ -140,19 +139,20 @@ class VLLMProcess:
             if (name in INHERITED or name.startswith(INHERITED_PREFIXES)) and name != SECRET
         }
         variables = {**inherit_variables(), **kept, **SWITCHES, **self.config.environment}
+        variables |= {} if self._gpus is None else {CUDA_DEVICES: self._gpus}
         # of its own PATH: ninja, the compiler's driver
         paths = {"PYTHONPATH": str(PLUGIN), "PATH": str(self._python.parent)}
         joined = {name: os.pathsep.join(filter(None, (first, variables.get(name)))) for name, first in paths.items()}
         return {**variables, **joined}
 
     def connect(self, config: EndpointConfig) -> OpenAIEndpoint:
-        return OpenAIEndpoint(config, "http://vllm", socket_path=self.folder / SOCKET)
+        return OpenAIEndpoint(config, "http://vllm", socket_path=self.socket)
 
     async def wait_until_ready(self, client: VLLMClient) -> None:
         """Returns once the server answers."""
         deadline = time.monotonic() + self.config.ready_s
         while True:
-            if (self.folder / SOCKET).exists():
+            if self.socket.exists():
                 try:
                     await client.endpoint.send("GET", "/health")
                     return
@@ -178,27 +178,21 @@ class VLLMProcess:
     def _describe_log(self) -> str:
         """Returns the first traceback of the log, which names the cause of the later ones, or else its end."""
         try:
-            with open(self.folder / LOG, encoding="utf-8", errors="replace") as file:
+            with open(self.log, encoding="utf-8", errors="replace") as file:
                 found, lines = read_traceback(file)
         except OSError:
             return ""
-        where = f"{'the first error in' if found else 'the end of'} its log ({self.folder / LOG})"
+        where = f"{'the first error in' if found else 'the end of'} its log ({self.log})"
         return f"; {where}:\n" + "\n".join(lines) if lines else ""
 
-    async def close(self) -> None:
-        """Ends the server and removes its folder; the log of a server that has died is kept."""
-        has_died = self._process is not None and self._process.poll() is not None
-        if self._process is not None:
-            process, self._process = self._process, None
-            await run_in_daemon_thread(process.communicate, "vllm-close")
-        if not has_died:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            return
-        for path in self.folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.name != LOG:
-                path.unlink(missing_ok=True)
+    async def close(self) -> bool:
+        """Ends the server, whose process removes the folder then; returns True if it had died before."""
+        if self._process is None:
+            return False
+        process, self._process = self._process, None
+        has_died = process.poll() is not None
+        await run_in_daemon_thread(process.communicate, "vllm-close")
+        return has_died
 
 
 def read_traceback(lines: Iterable[str]) -> tuple[bool, list[str]]:
@@ -246,17 +240,16 @@ GUARDED = "/weight_info"
 """A path that vLLM's own `--api-key` does not guard, as it does not guard those by which weights are sent."""
 
 
-async def require_guarded_server(client: VLLMClient, config: VLLMSamplerConfig) -> None:
+async def require_guarded_server(client: VLLMClient, config: VLLMSamplerConfig, url: str) -> None:
     """Checks that the server takes our key, and that one elsewhere refuses clients without one."""
-    assert config.url is not None
-    parts = urlsplit(config.url)
+    parts = urlsplit(url)
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         logger.warning("sampler.url: the key is sent to %s unencrypted; use https", parts.hostname)
     try:
         await client.get_weight_label()
     except RequestRejected as error:
         raise ConfigError(_explain_refusal(error)) from error
-    unauthorized = OpenAIEndpoint(config.build_endpoint_config(), config.url)
+    unauthorized = OpenAIEndpoint(config.build_endpoint_config(), url)
     try:
         await unauthorized.call("GET", GUARDED)
     except RequestRejected as error:
@@ -265,7 +258,7 @@ async def require_guarded_server(client: VLLMClient, config: VLLMSamplerConfig) 
         raise
     finally:
         await unauthorized.close()
-    message = f"{config.url}{GUARDED} answers without a key, so anyone who reaches the server can change its weights"
+    message = f"{url}{GUARDED} answers without a key, so anyone who reaches the server can change its weights"
     if parts.hostname in LOOPBACK:
         logger.warning("%s; add --middleware reinforge_vllm.KeyGuard, from %s", message, PLUGIN)
         return

@@ -1,21 +1,19 @@
-"""A vLLM server that samples what the embedded engine trains: starts or finds it, and sends it each version.
+"""vLLM servers that sample what the embedded engine trains: starts or finds them, and sends them each version.
 
     write the weights ─► /pause?mode=wait ─► load ─► /reset_prefix_cache ─► label ─► /resume ─► canary ─► requests
 
-No request of an agent reaches the server between the first and the last: a reply is of one version, whose label it
-carries.
+No request of an agent reaches a server between the first and the last: a reply is of one version, whose label it
+carries. A server that is lost takes no reply along; the next version is sent to its replacement, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,20 +21,14 @@ import numpy as np
 
 from reinforge.adapters.local_config import VLLMSamplerConfig
 from reinforge.engine.policies import NamedPolicies
-from reinforge.errors import BackendError, BackendUnavailable, ConfigError, JobFailed, Problem
+from reinforge.errors import BackendError, BackendUnavailable, JobFailed
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
-from reinforge.rollout.models.openai_http import OpenAIEndpoint
-from reinforge.scale.vllm.client import GenerateAnswer, VLLMClient
+from reinforge.scale.engine_group import EngineRouter
+from reinforge.scale.vllm.client import GenerateAnswer
 from reinforge.scale.vllm.policy import Admission, VLLMPolicy
-from reinforge.scale.vllm.process import (
-    ServedModelSettings,
-    VLLMProcess,
-    build_arguments,
-    check_sampler,
-    describe_command,
-    require_guarded_server,
-)
+from reinforge.scale.vllm.process import ServedModelSettings, VLLMProcess, check_sampler
+from reinforge.scale.vllm.server import VLLMServer
 from reinforge.types.request import ModelRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -45,49 +37,48 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OLDEST, TESTED = (0, 32), "0.32"
-"""The first version of vLLM with every path that is needed, and the one that our tests run."""
 MODEL = "model"
+MAX_LOST = 3  # servers that may die while they sample one reply: perhaps it is the reply that kills them
 MIN_KV_CACHE = 2**30  # memory for keys and values on a CPU: those of the replies in flight too, beside the prefix cache
 
 
 class VLLMSampler:
-    """One server and the policies that it samples."""
+    """The servers, and the policies that they sample.
+
+    Attributes:
+        servers: By their place, which a replacement takes over.
+    """
 
     def __init__(
         self, config: VLLMSamplerConfig, engine: Engine, adapters: Sequence[str] = (), project_root: Path = Path()
     ):
-        self.config, self.engine = config, engine
+        self.config, self.engine, self._project_root = config, engine, project_root
         self.admission = Admission()
         self._run, self._version = secrets.token_hex(4), engine.policy.version
         self._lock = asyncio.Lock()
-        self._process = None if config.launch is None else VLLMProcess(config.launch, project_root)
-        self._folder = self._choose_folder(project_root)
-        self._client = VLLMClient(self._connect())
+        self._folder = self._choose_folder()
+        self.servers: dict[int, VLLMServer] = {}
+        self._router = EngineRouter(())
+        self._replacing: dict[int, asyncio.Task[VLLMServer]] = {}
+        self._num_started = 0
         self._sent: list[Path] = []
+        has_adapters = engine.local_engine.model.has_adapters
         policies = {
-            name: VLLMPolicy(own, f"reinforge-{self._run}-{name}" if engine.model.has_adapters else "policy", self)
+            name: VLLMPolicy(
+                own, engine.local_engine.policies[name], f"reinforge-{self._run}-{name}" if has_adapters else None, self
+            )
             for name, own in engine.policies.items()
         }
         self._policies = policies
         names = dict(zip(adapters, policies.values(), strict=False)) if len(adapters) == len(policies) else {}
-        self.policy: PolicyServer = JointPolicies(names, self) if names else policies[engine.policy.adapter]
+        self.policy: PolicyServer = JointPolicies(names, self) if names else next(iter(policies.values()))
 
     check = staticmethod(check_sampler)
 
-    def _choose_folder(self, project_root: Path) -> Path:
-        if self._process is not None:
-            return self._process.folder
-        if self.config.folder is None:
-            return Path(tempfile.mkdtemp(prefix="reinforge-vllm-"))
-        return (project_root / self.config.folder.expanduser()).resolve() / f"reinforge-{self._run}"
-
-    def _connect(self) -> OpenAIEndpoint:
-        settings = self.config.build_endpoint_config()
-        if self._process is not None:
-            return self._process.connect(settings)
-        assert self.config.url is not None
-        return OpenAIEndpoint(settings, self.config.url, self.config.api_key)
+    def _choose_folder(self) -> Path:
+        if self.config.folder is None or self.config.launch is not None:
+            return Path(tempfile.mkdtemp(prefix="reinforge-vllm-"))  # which only this user can enter
+        return (self._project_root / self.config.folder.expanduser()).resolve() / f"reinforge-{self._run}"
 
     @property
     def version(self) -> int:
@@ -98,28 +89,33 @@ class VLLMSampler:
         return f"reinforge-{self._run}-{self._version}"
 
     async def start(self, seed: int) -> None:
-        """Returns once the server serves the engine's weights."""
-        if self._process is not None:
-            await self._launch(self._process, seed)
-        else:
-            await require_guarded_server(self._client, self.config)
-        await self._check_version()
-        if self._process is None:
-            await self._find_model()
+        """Returns once all servers serve the engine's weights."""
+        launch, model = self.config.launch, self._folder / MODEL
+        self._model = self._describe_model(model, seed)
+        if launch is not None:
+            await run_in_daemon_thread(lambda: self.engine.local_engine.write_base(model), "vllm-model")
+            logger.info("starting vLLM" if launch.replicas == 1 else "starting %d vLLM servers", launch.replicas)
+        count = len(self.config.urls) if launch is None else launch.replicas
+        self.servers = {place: self._make_server(place) for place in range(count)}
+        await asyncio.gather(*(server.start() for server in self.servers.values()))
+        for place in self.servers:
+            self._router.add(place)
+        if launch is not None and count == 1:
+            for file in model.glob("*.safetensors"):  # it has read them, and will not be replaced
+                file.unlink()
         await self.publish(self._version)
 
-    async def _launch(self, process: VLLMProcess, seed: int) -> None:
-        folder = process.folder / MODEL
-        await run_in_daemon_thread(lambda: self.engine.write_base(folder), "vllm-model")
-        assert self.config.launch is not None
-        process.start(build_arguments(self._describe_model(folder, seed), self.config.launch.arguments))
-        logger.info("starting vLLM")
-        await process.wait_until_ready(self._client)
-        for file in folder.glob("*.safetensors"):  # it has read them
-            file.unlink()
+    def _make_server(self, place: int) -> VLLMServer:
+        launch = self.config.launch
+        if launch is None:
+            return VLLMServer(self.config, self._model, url=self.config.urls[place])
+        name, self._num_started = f"server-{self._num_started}", self._num_started + 1
+        gpus = None if launch.gpus is None else launch.gpus[place]
+        process = VLLMProcess(launch, self._project_root, self._folder, name, gpus)
+        return VLLMServer(self.config, self._model, process=process)
 
     def _describe_model(self, folder: Path, seed: int) -> ServedModelSettings:
-        engine = self.engine
+        engine = self.engine.local_engine
         return ServedModelSettings(
             folder,
             str(engine.model.dtype).removeprefix("torch."),
@@ -131,102 +127,136 @@ class VLLMSampler:
             max(MIN_KV_CACHE, engine.config.kv_cache_mb * 2**20) if engine.model.device.type == "cpu" else None,
         )
 
-    async def _check_version(self) -> None:
-        version = await self._client.get_version()
-        numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
-        if numbers < OLDEST:
-            message = f"the server is vLLM {version}, which cannot be sent weights as needed here"
-            raise ConfigError(Problem("sampler", message, f"use vLLM {TESTED} or newer"))
-        if numbers != OLDEST:
-            logger.warning("the server is vLLM %s; reinforge is tested with %s", version, TESTED)
+    async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> GenerateAnswer:
+        """Samples one reply of a conversation, all of whose turns one server samples; if it dies, another one."""
+        num_lost = 0
+        while True:
+            place = self._router.acquire(key)
+            assert place is not None  # the last one is never taken out
+            try:
+                return await self.servers[place].generate(body, adapter)
+            except BackendUnavailable as error:
+                num_lost += 1
+                if num_lost == MAX_LOST or not await self._take_out(place, error):
+                    raise
+            finally:
+                self._router.release(place)
 
-    async def _find_model(self) -> None:
-        model = await self._client.get_model()
-        wanted = self.engine.policy.max_model_len
-        if model.max_model_len is not None and model.max_model_len < wanted:
-            message = f"the server's context has {model.max_model_len} tokens, but the policy's has {wanted}"
-            fix = f"set finetuning.policy.max_model_len: {model.max_model_len}, or start the server with a longer one"
-            raise ConfigError(Problem("sampler.url", message, fix))
-        if not self.engine.model.has_adapters:
-            for policy in self._policies.values():
-                policy.served_name = model.id
+    async def _take_out(self, place: int, error: BackendError) -> bool:
+        """Lets a server that is gone sample no more, and replaces it if the run has started it.
 
-    async def generate(self, body: dict[str, Any]) -> GenerateAnswer:
+        Returns False if it answers, or is the last one.
+        """
+        if len(self._router) > 1 and self._router.has(place) and not await self.servers[place].is_gone():
+            return False
+        if not self._router.has(place):  # another reply has found it
+            return True
+        if len(self._router) == 1:
+            return False
+        self._router.remove(place)
+        logger.warning("a vLLM server is lost, %d of %d are left: %s", len(self._router), len(self.servers), error)
+        if self.config.launch is not None:
+            self._replacing[place] = asyncio.create_task(self._replace(place))
+        return True
+
+    async def _replace(self, place: int) -> VLLMServer:
+        server = self._make_server(place)
         try:
-            return await self._client.generate(body)
-        except BackendError as error:
-            raise self._explain(error) from error
-
-    def _explain(self, error: BackendError) -> BackendError:
-        reason = self._process.find_end() if self._process is not None else None
-        return error if reason is None else BackendUnavailable(f"the vLLM server {reason}")
+            await server.start()
+        except BaseException:
+            await server.close()
+            raise
+        return server
 
     async def publish(self, version: int) -> None:
-        """Sends the weights of all adapters, and admits requests once they are served."""
+        """Sends the weights of all adapters to all servers, and admits requests once they are served."""
         async with self._lock:
             await self.admission.close()
             try:
                 self._version = version
+                await self._take_in()
                 await self._send()
                 for policy in self._policies.values():
-                    difference = await check_served_weights(policy, version)
                     policy.longest_prompts.clear()
                     await policy.own.publish(version)
-                    logger.info("vLLM serves version %d: log-probs agree to %.1e nats", version, difference)
             except BaseException as error:
-                cause = self._explain(error) if isinstance(error, BackendError) else error
-                self.admission.open(failure=cause)
-                if cause is error:
-                    raise
-                raise cause from error
+                self.admission.open(failure=error)
+                raise
             self.admission.open()
+
+    async def _take_in(self) -> None:
+        """Adds servers that were lost: replacements that have started, and those at a URL that answer again."""
+        for place, task in list(self._replacing.items()):
+            if not task.done():
+                continue
+            del self._replacing[place]
+            if (error := task.exception()) is not None:
+                logger.warning("a vLLM server could not be replaced: %s", error)
+                self._replacing[place] = asyncio.create_task(self._replace(place))
+                continue
+            lost, self.servers[place] = self.servers[place], task.result()
+            await lost.close()
+            self._router.add(place)
+        for place, server in self.servers.items():
+            if server.process is None and not self._router.has(place) and not await server.is_gone():
+                await server.start()
+                self._router.add(place)
+        self._router.forget()
 
     async def _send(self) -> None:
         folders = await run_in_daemon_thread(self._write, "vllm-weights")
-        try:
-            await self._client.pause()
-            for name, folder in folders.items():
-                await self._load(self._policies[name].served_name, folder)
-            await self._client.reset_prefix_cache()
-            await self._client.set_weight_label(self.label)
-        except BaseException:
-            with suppress(BackendError):  # the first error says why
-                await self._client.resume()  # another user's server must not stay paused, even if its answer was lost
-            raise
-        await self._client.resume()
+        places = [place for place in self.servers if self._router.has(place)]
+        results = await asyncio.gather(*(self._send_to(place, folders) for place in places), return_exceptions=True)
+        for place, error in zip(places, results, strict=True):
+            if error is not None and not (isinstance(error, BackendError) and await self._take_out(place, error)):
+                raise error
         sent, self._sent = self._sent, list(folders.values())
         for folder in sent:
             shutil.rmtree(folder.parent, ignore_errors=True)
+
+    async def _send_to(self, place: int, folders: Mapping[str, Path]) -> None:
+        server, policies = self.servers[place], self._policies
+        try:
+            await server.send({policies[name].adapter: folder for name, folder in folders.items()}, self.label)
+            for policy in policies.values():
+                difference = await check_served_weights(policy, self._version, server)
+                logger.info(
+                    "vLLM%s serves version %d: log-probs agree to %.1e nats",
+                    f" ({place + 1} of {len(self.servers)})" if len(self.servers) > 1 else "",
+                    self._version,
+                    difference,
+                )
+        except BackendError as error:
+            raise server.explain(error) from error
 
     def _write(self) -> dict[str, Path]:
         place = self._folder / f"{self.label}-{secrets.token_hex(2)}"  # a path that no earlier weights had
         place.mkdir(parents=True)
         folders = {name: place / name for name in self._policies}
         for name, folder in folders.items():
-            self.engine.write(folder, self._version, name, with_training=False)
+            self.engine.local_engine.write(folder, self._version, name, with_training=False)
         return folders
 
-    async def _load(self, name: str, folder: Path) -> None:
-        try:
-            if self.engine.model.has_adapters:
-                await self._client.load_adapter(name, folder)
-            else:
-                await self._client.reload_weights(folder)
-        except BackendError as error:
-            if self._process is not None:
-                raise
-            command = describe_command(build_arguments(self._describe_model(Path("MODEL"), 0), {}))
-            raise BackendError(
-                f"{error}; it must read {folder} (sampler.folder) and run with our worker extension, started like "
-                f"this:\n{command}"
-            ) from error
-
     async def close(self) -> None:
-        await self._client.close()
-        if self._process is not None:
-            await self._process.close()
-        else:
-            await run_in_daemon_thread(lambda: shutil.rmtree(self._folder, ignore_errors=True), "vllm-close")
+        """Ends the servers and removes the folder; the logs of those that have died are kept."""
+        for task in self._replacing.values():
+            task.cancel()
+        await asyncio.gather(*self._replacing.values(), return_exceptions=True)
+        kept = set()
+        for server in self.servers.values():
+            if await server.close() and server.process is not None:
+                kept.add(server.process.log)
+        await run_in_daemon_thread(lambda: remove_folder(self._folder, kept), "vllm-close")
+
+
+def remove_folder(folder: Path, kept: set[Path]) -> None:
+    for path in folder.iterdir() if kept and folder.is_dir() else ():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path not in kept:
+            path.unlink(missing_ok=True)
+    if not kept:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class JointPolicies(NamedPolicies):
@@ -250,8 +280,8 @@ REPLY_TOKENS = 8
 PROBE_TEXT = " ".join(map(str, range(1, PROBE_TOKENS)))
 
 
-async def check_served_weights(policy: VLLMPolicy, version: int) -> float:
-    """Returns the largest difference between the sampler's and the learner's log-probs, in nats.
+async def check_served_weights(policy: VLLMPolicy, version: int, server: VLLMServer) -> float:
+    """Returns the largest difference between a server's and the learner's log-probs, in nats.
 
     Weights can be old in two ways without an error: a layer keeps them (a packed output layer that is tied to the
     embeddings), or the prefix cache keeps keys and values that they computed. So the same long prompt is sampled after
@@ -261,10 +291,10 @@ async def check_served_weights(policy: VLLMPolicy, version: int) -> float:
         JobFailed: It is larger than the policy's tolerance; the message says whether the prefix cache is the cause.
     """
     prompts = [build_probe(policy), *(prompt for _, prompt in policy.longest_prompts)]
-    largest = await _measure(policy, prompts)
+    largest = await _measure(policy, prompts, server)
     if largest <= policy.tolerance:
         return largest
-    uncached = await _measure(policy, prompts, reads_prefix_cache=False)
+    uncached = await _measure(policy, prompts, server, reads_prefix_cache=False)
     cause = (
         "its prefix cache still holds keys of older weights: /reset_prefix_cache had no effect"
         if uncached <= policy.tolerance
@@ -279,18 +309,23 @@ async def check_served_weights(policy: VLLMPolicy, version: int) -> float:
 
 def build_probe(policy: VLLMPolicy) -> tuple[int, ...]:
     """Returns a prompt that fills blocks of the prefix cache, if the context has room for one."""
-    token_ids: Sequence[int] = policy.own.renderer.tokenizer.encode(PROBE_TEXT)
+    token_ids: Sequence[int] = policy.embedded.renderer.tokenizer.encode(PROBE_TEXT)
     return tuple(token_ids[: max(1, min(PROBE_TOKENS, policy.max_model_len - REPLY_TOKENS))])
 
 
-async def _measure(policy: VLLMPolicy, prompts: Iterable[tuple[int, ...]], *, reads_prefix_cache: bool = True) -> float:
+async def _measure(
+    policy: VLLMPolicy, prompts: Iterable[tuple[int, ...]], server: VLLMServer, *, reads_prefix_cache: bool = True
+) -> float:
     requests = [
-        policy.own.build_request(
+        policy.embedded.build_request(
             ModelRequest([], SamplingParams(max_tokens=REPLY_TOKENS, seed=number), prompt=prompt), None
         )
         for number, prompt in enumerate(prompts)
     ]
-    await asyncio.gather(*(policy.fill_in(each, reads_prefix_cache=reads_prefix_cache) for each in requests))
+    bodies = [policy.build_body(each, reads_prefix_cache=reads_prefix_cache) for each in requests]
+    answers = await asyncio.gather(*(server.generate(body, policy.adapter) for body in bodies))
+    for request, answer in zip(requests, answers, strict=True):
+        policy.fill_in(request, answer)
     scored = await policy.score([[*each.prompt, *each.token_ids] for each in requests])
     differences = [
         np.abs(row[-len(each.token_ids) :] - np.asarray(each.logprobs))
