@@ -42,7 +42,7 @@ def torchrun(project, *arguments, size=2):
 
 
 def finish(process, codes=(0,)):
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode in codes, output
     return output
 

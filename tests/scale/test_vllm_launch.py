@@ -133,7 +133,7 @@ async def test_one_of_two_servers_that_dies_is_replaced(python, tiny_model_dir):
     try:
         lost = find_processes(adapter, 1)[1]
         lost.kill()
-        groups = [await sample_group(adapter.policy(), number) for number in range(4)]
+        groups = await asyncio.gather(*(sample_group(adapter.policy(), number) for number in range(4)))
         await asyncio.wait_for(asyncio.shield(sampler._replacing[1]), 60)
         await train(adapter, groups, 0)
         assert find_processes(adapter, 1)[1].pid != lost.pid
@@ -268,5 +268,5 @@ def test_two_processes_train_while_two_servers_sample(project, python, sharding,
     rows = project.metrics
     assert [row["epoch"] for row in rows] == [0, 1, 2]
     assert max(row["staleness_max"] for row in rows) == 1, "an epoch was sampled while another trained"
-    assert max(row["mismatch"] for row in rows) < 1e-3
+    assert rows[0]["mismatch"] < 1e-3, "of tokens that the current weights sampled"
     assert list_marked(project.folder) == []

@@ -28,6 +28,7 @@ from reinforge.scale.vllm.process import MODULE, PLUGIN, SWITCHES, ServedModelSe
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
 from tests.models import make_tiny_model
 from tests.scale.jobs import build_run_config, prompt, sample_group, train
+from tests.scale.processes import MARK, finish, torchrun, wait_for_none
 from tests.scale.vllm_answers import ANSWERS, record_answers
 
 PYTHON = os.environ.get("REINFORGE_VLLM_PYTHON")
@@ -42,8 +43,8 @@ pytestmark = [
 ]
 
 
-def build_adapter(**settings):
-    launch = {"python": PYTHON, "arguments": {"enforce_eager": True}}
+def build_adapter(replicas=1, **settings):
+    launch = {"python": PYTHON, "arguments": {"enforce_eager": True}, "replicas": replicas}
     config = LocalAdapterConfig(sampler={"_type": "vllm", "launch": launch})
     return LocalAdapter(config, GRPO(GRPOConfig()), **settings)
 
@@ -185,6 +186,50 @@ async def test_two_adapters(tmp_path):
         assert {each.episode[1].logprobs.policy_version for each in after} == {2}
         for old, new in zip(before, after, strict=True):
             assert old == pytest.approx(new.episode[1].logprobs.logprobs, abs=1e-4), "this one was not trained"
+
+
+async def test_one_of_two_servers_dies_and_is_replaced(tmp_path):
+    model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=True, **SIZES)
+    async with start(build_adapter(replicas=2), model, lora={"rank": 4}) as adapter:
+        await run_jobs(adapter, 1)
+        sampler = adapter._sampler
+        for process in psutil.Process(sampler.servers[1].process._process.pid).children():
+            process.kill()
+        started = time.monotonic()
+        await asyncio.gather(*(sample_group(adapter.policy(), number, 1) for number in range(4)))
+        report(f"16 replies, a server lost meanwhile: {time.monotonic() - started:.1f} s")
+        await asyncio.wait_for(asyncio.shield(sampler._replacing[1]), 600)
+        report(f"replaced after {time.monotonic() - started:.1f} s")
+        await run_jobs(adapter, 2, first=1)
+        labels = [await server.client.get_weight_label() for server in sampler.servers.values()]
+        assert labels == [sampler.label] * 2
+
+
+@pytest.mark.parametrize(
+    ("sharding", "policy"), [("full", {}), ("replicate", {"lora": {"rank": 4}})], ids=["full_weights", "lora"]
+)
+def test_two_processes_train_while_two_servers_sample(project, tmp_path, sharding, policy):
+    project.model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=True, **SIZES)
+    launch = {
+        "python": PYTHON,
+        "arguments": {"enforce_eager": True},
+        "replicas": 2,
+        "environment": {MARK: str(tmp_path)},
+    }
+    project.set("finetuning.policy.model", str(project.model))
+    project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": launch})
+    project.set("trainer_adapters.adapter.sharding", sharding).set("finetuning.limits.max_staleness", 1)
+    project.set("finetuning.num_epochs", 4)
+    for name, value in policy.items():
+        project.set(f"finetuning.policy.{name}", value)
+    project.write_files()
+    output = finish(torchrun(project, "finetune", "run.yml", "--run_name", "r"), codes=(0, 3))
+    assert "Traceback" not in output
+    assert [row["epoch"] for row in project.metrics] == [0, 1, 2, 3]
+    assert max(row["staleness_max"] for row in project.metrics) == 1
+    assert project.metrics[0]["mismatch"] < 1e-4
+    report(output[-1500:])
+    wait_for_none(tmp_path)
 
 
 async def check_settings(policy):
