@@ -22,7 +22,8 @@ def main(command):
         port = free.getsockname()[1]
     address = f"{HOST}:{port}"
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # every node and the command need both
-    environment = {**os.environ, **token, "RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0"}
+    others = {"RAY_ADDRESS": address, "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    environment = {**os.environ, **token, **others}
     nodes = []
     try:
         nodes.append(start_node(environment, "--head", f"--port={port}", "--include-dashboard=false"))

@@ -23,6 +23,8 @@ TOKEN_SETTINGS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 OBJECT_STORE_BYTES = 512 * 2**20
 """Shared memory of a cluster on this machine, which holds the samples of one job and the files of a checkpoint."""
 
+NICENESS = "RAY_worker_niceness"
+"""What Ray adds to the niceness of its workers: 15 unless this is set, with which other programs starve them."""
 ROUNDING = 1e-6  # 0.3 GPU hold three workers of 0.1 each
 
 TOKEN = secrets.token_hex(32)  # of the clusters that this process starts, one after the other
@@ -115,7 +117,7 @@ def _connect(address: str | None, num_workers: int, resources: Mapping[str, floa
     """Returns True if it connected this process, False if it was connected before."""
     variables = {"RAY_USAGE_STATS_ENABLED": "0"}
     if address is None:
-        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, NICENESS: os.environ.get(NICENESS, "0")}
     with (
         _set_variables(variables),
         boundary(BackendUnavailable, f"cannot reach Ray{f' at {address}' if address else ''}"),
