@@ -190,7 +190,7 @@ TOO_SLOW = {
 
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_a_template_that_builds_too_much_is_stopped_before_it_does(name, set_limit):
-    set_limit("render_chars", 1 << 20)
+    set_limit("render_chars", 1 << 18)
     tracemalloc.start()
     try:
         with pytest.raises(TemplateLimitReached):
@@ -202,21 +202,21 @@ def test_a_template_that_builds_too_much_is_stopped_before_it_does(name, set_lim
 
 @pytest.mark.parametrize("name", TOO_SLOW)
 def test_a_template_that_takes_too_long_is_stopped(name, monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.2)
+    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.05)
     template = ChatTemplate(TOO_SLOW[name])
     started = time.thread_time()
-    with pytest.raises(TemplateLimitReached, match=r"takes more than 0.2 s of CPU time"):
+    with pytest.raises(TemplateLimitReached, match=r"takes more than 0.05 s of CPU time"):
         template.render({"messages": ASKED})
     assert time.thread_time() - started < 10
 
 
 def test_a_template_that_was_too_slow_once_is_not_tried_again(monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.2)
+    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.05)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template = ChatTemplate("{% if messages[0].content == 'slow' %}" + loops + "{% endif %}done")
     assert template.render({"messages": [{"content": "fast"}]}) == "done"
     for _ in range(2):
-        with pytest.raises(TemplateTooSlow, match=r"takes more than 0.2 s of CPU time"):
+        with pytest.raises(TemplateTooSlow, match=r"takes more than 0.05 s of CPU time"):
             template.render({"messages": [{"content": "slow"}]})
         monkeypatch.setattr(Budget, "step", lambda *_: pytest.fail("it was rendered again"))
 

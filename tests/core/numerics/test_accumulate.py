@@ -23,11 +23,20 @@ def nan(batch, logprobs_BT):
     return logprobs_BT * math.nan
 
 
+@pytest.fixture(scope="module")
+def loaded(tiny_model_dir):
+    with load_engine(tiny_model_dir, lora=LORA, adapters=NAMES, keep_initial=True) as engine:
+        yield engine
+
+
 @pytest.fixture
-def engine(tiny_model_dir):
-    with load_engine(tiny_model_dir, lora=LORA, adapters=NAMES) as loaded:
-        change(loaded, "one", lambda: loaded.put_adapter(loaded.make_adapter(rank=4, seed=5), "one"))
-        yield loaded
+def engine(loaded):
+    """Both adapters as they were loaded, and "one" then with other weights."""
+    for name in NAMES:
+        change(loaded, name, loaded.reset)
+        loaded.clear_gradients(name)
+    change(loaded, "one", lambda: loaded.put_adapter(loaded.make_adapter(rank=4, seed=5), "one"))
+    return loaded
 
 
 def change(engine, adapter, work):

@@ -10,6 +10,7 @@ from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.types.sample import LossSpec, Needs
 from tests.engines import CLIPPED, LIKELIHOOD, load_engine
 from tests.engines import make_learner as make
+from tests.models import make_tiny_model
 from tests.samples import random_samples
 
 SMALL = 1e-5
@@ -36,11 +37,12 @@ def matrices(learner) -> torch.Tensor:
     return torch.cat([p.detach().float().flatten() for p in learner.parameters.values() if p.ndim >= 2])
 
 
-def test_steps_that_are_too_small_for_bfloat16_add_up(tiny_model_dir):
+def test_steps_that_are_too_small_for_bfloat16_add_up(tmp_path):
     """Adam moves a weight by about 1e-5 a step; half a unit in the last place of 0.02 is 6e-5."""
-    samples, moved = random_samples(4), {}
+    samples, moved = random_samples(1), {}
+    folder = make_tiny_model(tmp_path / "m", num_hidden_layers=1, hidden_size=32)
     for dtype in (torch.float32, torch.bfloat16):
-        learner = make_learner(tiny_model_dir, dtype)
+        learner = make_learner(folder, dtype)
         before = matrices(learner)
         learner.update(samples, LIKELIHOOD, JobProgress(0, 0, 0))
         first = (matrices(learner) - before).abs()

@@ -37,21 +37,21 @@ def train_both(engine):
         train(engine, name, number, number)
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2"])
-def base(request, tmp_path_factory):
-    return make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
-
-
 def uses_fast_llama(engine):
     return engine.policy.sampler._prefiller.fast_llama is not None
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["fast", "general"])
-def engine(request, base):
-    with load(base, keep_reference=True, fast_paths=request.param) as engine:
+KINDS = [("llama", True), pytest.param(("qwen2", False), marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=["llama-fast", "qwen2-general"])
+def engine(request, tmp_path_factory):
+    family, fast_paths = request.param
+    base = make_tiny_model(tmp_path_factory.mktemp(family), family, **FAMILIES[family])
+    with load(base, keep_reference=True, fast_paths=fast_paths) as engine:
         train_both(engine)
         yield engine
-        assert uses_fast_llama(engine) == request.param
+        assert uses_fast_llama(engine) == fast_paths
 
 
 def tokens(count, seed=0):
@@ -60,12 +60,12 @@ def tokens(count, seed=0):
 
 def test_a_mixed_batch_is_each_adapter_alone(engine):
     """With equal prompts, which the adapters answer differently, and more requests than slots."""
-    prompts = [tokens(5 + 7 * (n // 2), seed=n // 2) for n in range(16)]
-    adapters = [NAMES[n % 2] for n in range(16)]
-    seeds = [n // 2 for n in range(16)]
-    mixed = sample_replies(engine, prompts, 10, seeds, adapters)
+    prompts = [tokens(5 + 7 * (n // 2), seed=n // 2) for n in range(10)]
+    adapters = [NAMES[n % 2] for n in range(10)]
+    seeds = [n // 2 for n in range(10)]
+    mixed = sample_replies(engine, prompts, 6, seeds, adapters)
     for n, together in enumerate(mixed):
-        alone = sample_replies(engine, prompts[n : n + 1], 10, seeds[n : n + 1], adapters[n : n + 1])[0]
+        alone = sample_replies(engine, prompts[n : n + 1], 6, seeds[n : n + 1], adapters[n : n + 1])[0]
         assert alone.token_ids == together.token_ids
         assert np.abs(np.subtract(alone.logprobs, together.logprobs)).max() <= 1e-5
     assert measure_error(engine, mixed) <= 1e-5
@@ -90,8 +90,8 @@ def test_an_adapter_reuses_only_its_own_cached_prefixes(engine):
     assert measure_error(engine, [*other, *same]) <= 1e-5
 
 
-def test_one_learns_while_the_other_serves(base):
-    with load(base) as engine:
+def test_one_learns_while_the_other_serves(tiny_model_dir):
+    with load(tiny_model_dir) as engine:
         prints = {name: engine.fingerprint(name) for name in NAMES}
         frozen = {n: p.clone() for n, p in engine.model.module.named_parameters() if ".prover." not in n}
         engine.begin_job("prover")
@@ -128,11 +128,11 @@ async def asks_both(engine):
     return answered
 
 
-def test_each_is_saved_as_a_folder_of_its_own(base, engine, tmp_path):
+def test_each_is_saved_as_a_folder_of_its_own(engine, tmp_path):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    samples = sibling_samples()
+    samples, base = sibling_samples(), engine.config.model
     for name in NAMES:
         engine.save(tmp_path / name, 1, name)
     with load(base) as again:
@@ -158,9 +158,9 @@ def learn(engine, adapter, seed):
     engine.update(samples, LIKELIHOOD, progress_start=0.5, progress_end=0.5, adapter=adapter)
 
 
-def test_a_job_of_both_ends_as_one_version(base):
+def test_a_job_of_both_ends_as_one_version(tiny_model_dir):
     """That nothing of it is left after a rollback: tests/fault/test_several_adapters.py."""
-    with load(base) as engine:
+    with load(tiny_model_dir) as engine:
         engine.begin_job(*NAMES)
         learn(engine, "prover", 2)
         with pytest.raises(EngineError, match="a job for prover, verifier is already open"):
@@ -172,18 +172,17 @@ def test_a_job_of_both_ends_as_one_version(base):
             engine.rollback()
 
 
-def test_a_job_changes_its_own_adapters_only(base, engine, tmp_path):
+def test_a_job_changes_its_own_adapters_only(engine, tmp_path):
     engine.save(tmp_path / "saved", 1, "prover")
-    with load(base) as other:
-        other.begin_job("prover")
-        with pytest.raises(EngineError, match="update: the open job is for prover, not for verifier"):
-            learn(other, "verifier", 1)
-        with pytest.raises(EngineError, match="load_weights: the open job is for prover, not for verifier"):
-            other.load_weights(tmp_path / "saved", "verifier")
-        other.rollback()
+    engine.begin_job("prover")
+    with pytest.raises(EngineError, match="update: the open job is for prover, not for verifier"):
+        learn(engine, "verifier", 1)
+    with pytest.raises(EngineError, match="load_weights: the open job is for prover, not for verifier"):
+        engine.load_weights(tmp_path / "saved", "verifier")
+    engine.rollback()
 
 
-def count_changed_replies(base, fast_paths, rounds=12):
+def count_changed_replies(base, fast_paths, rounds=6):
     """Returns the number of replies whose bits change with the other replies sampled at the same time."""
     rng, count = np.random.default_rng(0), 0
     with load(base, deterministic=True, fast_paths=fast_paths) as engine:
@@ -204,15 +203,16 @@ def count_changed_replies(base, fast_paths, rounds=12):
     return count
 
 
-@pytest.mark.parametrize("fast_paths", [True, False], ids=["fast", "general"])
-def test_bits_of_deterministic_replies_do_not_depend_on_other_rows(base, fast_paths):
-    assert count_changed_replies(base, fast_paths) == 0
+@pytest.mark.parametrize("fast_paths", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_bits_of_deterministic_replies_do_not_depend_on_other_rows(tiny_model_dir, fast_paths):
+    assert count_changed_replies(tiny_model_dir, fast_paths) == 0
 
 
-def test_without_padding_the_bits_depend_on_other_rows(base, monkeypatch):
+@pytest.mark.slow
+def test_without_padding_the_bits_depend_on_other_rows(tiny_model_dir, monkeypatch):
     """Mutation check of the test above, for transformers' modules; for the fast decoder a unit test has it."""
     monkeypatch.setattr(LoRABatch, "_pad_rows", lambda mixed, rows, length: rows)
-    assert count_changed_replies(base, fast_paths=False) > 0
+    assert count_changed_replies(tiny_model_dir, fast_paths=False) > 0
 
 
 def sample_mixed(engine):
@@ -220,26 +220,29 @@ def sample_mixed(engine):
     return sample_replies(engine, [tokens(5 + n, seed=n) for n in range(6)], 8, adapters=["verifier", "prover"] * 3)
 
 
-@pytest.mark.parametrize("mutation", ["none", "adapters", "order", "places"])
-def test_rows_of_a_wrong_adapter_or_place_are_found(tiny_model_dir, monkeypatch, mutation):
+def test_rows_of_a_wrong_adapter_or_place_are_found(tiny_model_dir, monkeypatch):
     """Mutation check: the fast decoder with adapters swapped, rows in no order, or results in the wrong rows."""
-
-    def wrong(*args):
-        adapters, rows = order_rows(*args)
-        if mutation == "adapters":
-            adapters = adapters[::-1]
-        elif rows.order is not None and mutation == "order":
-            rows = rows._replace(order=rows.order.sort().values, places=rows.order.sort().values)
-        elif rows.order is not None and mutation == "places":
-            rows = rows._replace(places=rows.places.roll(1))
-        return adapters, rows
-
+    mutations = {
+        "none": lambda adapters, rows: (adapters, rows),
+        "adapters": lambda adapters, rows: (adapters[::-1], rows),
+        "order": lambda adapters, rows: (
+            adapters,
+            rows._replace(order=rows.order.sort().values, places=rows.order.sort().values),
+        ),
+        "places": lambda adapters, rows: (adapters, rows._replace(places=rows.places.roll(1))),
+    }
     with load(tiny_model_dir) as engine:
         train_both(engine)
-        monkeypatch.setattr(fast_llama, "order_rows", wrong)
-        error = measure_error(engine, sample_mixed(engine))
+        for name, mutate in mutations.items():
+
+            def order_wrongly(*args, mutate=mutate):
+                adapters, rows = order_rows(*args)
+                return (adapters, rows) if rows.order is None else mutate(adapters, rows)
+
+            monkeypatch.setattr(fast_llama, "order_rows", order_wrongly)
+            error = measure_error(engine, sample_mixed(engine))
+            assert error <= 1e-5 if name == "none" else error > 0.01, name
         assert uses_fast_llama(engine)
-    assert error <= 1e-5 if mutation == "none" else error > 0.01
 
 
 def test_a_fast_decoder_that_confuses_rows_is_not_used(tiny_model_dir, monkeypatch, caplog):
@@ -335,21 +338,27 @@ def test_adapters_of_any_rank_and_layers_share_a_batch_while_others_come_and_go(
         assert uses_fast_llama(engine)
 
 
-def test_a_request_that_reaches_the_sampler_after_its_adapter_is_gone_fails_alone(tiny_model_dir, tmp_path):
+@pytest.fixture(scope="module")
+def serving(tiny_model_dir):
+    """An engine of one adapter, which others may join."""
+    with load(tiny_model_dir, adapters=()) as engine:
+        yield engine
+
+
+def test_a_request_that_reaches_the_sampler_after_its_adapter_is_gone_fails_alone(serving, tiny_model_dir, tmp_path):
     """It is on its way while the adapter is removed, and the replies of others go on."""
     save_foreign_adapter(tiny_model_dir, tmp_path / "narrow", **FOREIGN["narrow"])
-    with load(tiny_model_dir, adapters=()) as engine:
-        removed = engine.add_adapter("narrow", tmp_path / "narrow")
-        engine.remove_adapter("narrow")
+    removed = serving.add_adapter("narrow", tmp_path / "narrow")
+    serving.remove_adapter("narrow")
 
-        async def ask_both():
-            return await asyncio.gather(
-                *(policy.sample(request()) for policy in (engine.policy, removed)), return_exceptions=True
-            )
+    async def ask_both():
+        return await asyncio.gather(
+            *(policy.sample(request()) for policy in (serving.policy, removed)), return_exceptions=True
+        )
 
-        reply, error = asyncio.run(asyncio.wait_for(ask_both(), 60))
-        assert reply.tokens.policy_version == 0
-        assert str(error) == "the adapter narrow was removed"
+    reply, error = asyncio.run(asyncio.wait_for(ask_both(), 60))
+    assert reply.tokens.policy_version == 0
+    assert str(error) == "the adapter narrow was removed"
 
 
 def test_an_adapter_that_the_fast_decoder_does_not_know_is_sampled_by_the_modules(
@@ -393,43 +402,46 @@ SPECIAL = {
 }
 
 
+FOREIGN_TO_ALL = {
+    "dora": ({"use_dora": True}, "use_dora is True"),
+    "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights is pissa"),
+    "replicated": ({"layer_replication": [[0, 1], [0, 2]]}, "layer_replication is"),
+}
+REFUSED = FOREIGN_TO_ALL | {
+    kind: (settings, f"{joins}, so the adapter cannot share a batch with others")
+    for kind, (settings, joins, _) in SPECIAL.items()
+}
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("kind", SPECIAL)
-def test_an_adapter_that_is_no_product_beside_a_linear_layer_shares_no_batch(tiny_model_dir, tmp_path, kind):
-    """Neither does it join others, nor they it: an engine of its own samples it exactly."""
-    settings, joins, is_joined = SPECIAL[kind]
+@pytest.mark.parametrize("kind", REFUSED)
+def test_an_adapter_that_cannot_share_a_batch_is_refused_before_it_changes_anything(
+    serving, tiny_model_dir, tmp_path, kind
+):
+    from transformers import AutoModelForCausalLM
+
+    settings, joins = REFUSED[kind]
+    save_foreign_adapter(tiny_model_dir, tmp_path / "special", **{"r": 2, "target_modules": ["q_proj"], **settings})
+    base = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    with pytest.raises(EngineError, match=joins):
+        serving.add_adapter("special", tmp_path / "special")
+    assert_sampled_by({"default": base}, sample_replies(serving, [tokens(5)]))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "bias" else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECIAL]
+)
+def test_an_engine_of_its_own_samples_such_an_adapter_and_others_cannot_join_it(tiny_model_dir, tmp_path, kind):
+    settings, _, is_joined = SPECIAL[kind]
     model = save_foreign_adapter(tiny_model_dir, tmp_path / "special", r=2, **settings)
     save_foreign_adapter(tiny_model_dir, tmp_path / "plain", r=2, target_modules=["q_proj"])
-    with load(tiny_model_dir, adapters=()) as engine:
-        with pytest.raises(EngineError, match=f"{joins}, so the adapter cannot share a batch with others"):
-            engine.add_adapter("special", tmp_path / "special")
-        assert measure_error(engine, sample_replies(engine, [tokens(5)])) <= 1e-5
     with load_engine(tmp_path / "special") as engine:
         with pytest.raises(EngineError, match=f"{is_joined} in the model that it would join"):
             engine.add_adapter("plain", tmp_path / "plain")
         replies = sample_replies(engine, [tokens(5)])
         assert_sampled_by({"default": model}, replies)
         assert measure_error(engine, replies) <= 1e-5, "tokens are scored with their adapter, too"
-
-
-FOREIGN_TO_ALL = {
-    "dora": ({"use_dora": True}, "use_dora is True"),
-    "pissa": ({"init_lora_weights": "pissa"}, "init_lora_weights is pissa"),
-    "replicated": ({"layer_replication": [[0, 1], [0, 2]]}, "layer_replication is"),
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN_TO_ALL)
-def test_an_adapter_that_would_change_the_model_of_the_others_is_refused_before_it_does(tiny_model_dir, tmp_path, kind):
-    from transformers import AutoModelForCausalLM
-
-    settings, joins = FOREIGN_TO_ALL[kind]
-    save_foreign_adapter(tiny_model_dir, tmp_path / "special", r=2, target_modules=["q_proj"], **settings)
-    base = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
-    with load(tiny_model_dir, adapters=()) as engine:
-        with pytest.raises(EngineError, match=joins):
-            engine.add_adapter("special", tmp_path / "special")
-        assert_sampled_by({"default": base}, sample_replies(engine, [tokens(5)]))
 
 
 def test_several_adapters_of_the_embeddings_are_refused(tiny_model_dir):
@@ -439,7 +451,8 @@ def test_several_adapters_of_the_embeddings_are_refused(tiny_model_dir):
         load(tiny_model_dir, lora=lora)
 
 
-def test_impossible_adapter_settings_are_rejected(base, tmp_path, engine):
+def test_impossible_adapter_settings_are_rejected(tmp_path, engine):
+    base = engine.config.model
     with pytest.raises(ConfigError, match="LoRA is off"):
         load(base, lora=None)
     for names in (("a", "a"), ("a.b", "c")):
