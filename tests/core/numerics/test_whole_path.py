@@ -87,7 +87,17 @@ def step(learner, samples, spec):
     return metrics, learner.optimizer.gradients
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+QUICK = ("grpo", "dr_grpo", "dpo")
+"""One loss of a number for each token, of one for each sample, and of one for each pair."""
+
+
+def each_loss(names):
+    return pytest.mark.parametrize(
+        "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    )
+
+
+@each_loss(LOSSES)
 def test_how_a_step_is_computed_changes_nothing(tiny_model_dir, name):
     """One batch or many, prefixes shared or not, any order: the same loss, metrics and gradient."""
     samples = off_policy_samples(tiny_model_dir, name)
@@ -125,7 +135,7 @@ def test_a_loss_of_one_number_a_sample_is_a_weighted_mean_over_samples(tiny_mode
         assert len(set(weights)) > 1, "weights that differ, or this shows nothing"
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - WITHOUT_VALUE))
+@each_loss(sorted(set(LOSSES) - WITHOUT_VALUE))
 def test_the_gradient_is_the_slope_of_the_loss(tiny_model_dir, name):
     """Along the gradient the loss of the whole step rises by the gradient's norm."""
     samples = off_policy_samples(tiny_model_dir, name)
