@@ -146,8 +146,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "granite": {},
 }
-QUICK = ("qwen3_5_text", "gemma4_text")
-"""Two kinds of cache, states and shared keys, which the quick tests try."""
 
 
 def make_tiny_architecture(path: Path, name: str) -> Path:

@@ -1,7 +1,7 @@
 """A reply's text while its tokens arrive: whole characters, no stop text, no special tokens that it leaves out."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reinforge.engine.model.chat_template import PromptRenderer
@@ -42,6 +42,7 @@ def test_what_may_be_a_stop_text_is_held_back():
     assert "".join(stream([[token] for token in tokenize("the dog; no")], stop=("cat", "dog"))) == "the "
 
 
+@settings(max_examples=40)
 @given(
     text=st.text(alphabet="abfox jumps.é🙂漢\n", max_size=40),
     cuts=st.lists(st.integers(1, 4), min_size=1, max_size=20),

@@ -13,7 +13,7 @@ from tests.engines import make_learner as make
 from tests.models import make_tiny_model
 from tests.samples import random_samples
 
-SMALL = 1e-5
+SMALL = 2e-5
 
 
 def make_learner(folder, dtype, **optimizer) -> Learner:
@@ -38,7 +38,7 @@ def matrices(learner) -> torch.Tensor:
 
 
 def test_steps_that_are_too_small_for_bfloat16_add_up(tmp_path):
-    """Adam moves a weight by about 1e-5 a step; half a unit in the last place of 0.02 is 6e-5."""
+    """Adam moves a weight by about 2e-5 a step; half a unit in the last place of 0.01 is 3e-5."""
     samples, moved = random_samples(1), {}
     folder = make_tiny_model(tmp_path / "m", num_hidden_layers=1, hidden_size=32)
     for dtype in (torch.float32, torch.bfloat16):
@@ -46,7 +46,7 @@ def test_steps_that_are_too_small_for_bfloat16_add_up(tmp_path):
         before = matrices(learner)
         learner.update(samples, LIKELIHOOD, JobProgress(0, 0, 0))
         first = (matrices(learner) - before).abs()
-        for epoch in range(1, 60):
+        for epoch in range(1, 30):
             learner.update(samples, LIKELIHOOD, JobProgress(0, 0, epoch))
         moved[dtype] = matrices(learner) - before
         if dtype == torch.bfloat16:

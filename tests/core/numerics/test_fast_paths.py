@@ -106,7 +106,7 @@ def uses_garbage_collection(folder, enabled, monkeypatch):
         return by_answer(output, expected)
 
     run = ScriptedRun(folder, reward=reward)
-    run.settings["finetuning"]["policy"] = {"fast_paths": enabled}
+    run.settings["finetuning"] |= {"policy": {"fast_paths": enabled}, "num_epochs": 1}
     before = gc.get_threshold()
     with count_frozen_from_now():
         asyncio.run(run.run())

@@ -425,7 +425,10 @@ REFUSED = FOREIGN_TO_ALL | {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in ("lm_head", "bias", "dora") else pytest.param(kind, marks=pytest.mark.slow) for kind in REFUSED],
+)
 def test_an_adapter_that_cannot_share_a_batch_is_refused_before_it_changes_anything(
     serving, tiny_model_dir, tmp_path, kind
 ):

@@ -87,8 +87,8 @@ def step(learner, samples, spec):
     return metrics, learner.optimizer.gradients
 
 
-QUICK = ("grpo", "dr_grpo", "dpo")
-"""One loss of a number for each token, of one for each sample, and of one for each pair."""
+QUICK = ("grpo", "dpo")
+"""One loss of a number for each token, and one of a number for each pair."""
 
 
 def each_loss(names):
