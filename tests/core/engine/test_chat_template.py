@@ -403,13 +403,6 @@ def test_a_developers_message_is_a_system_message_where_the_template_knows_no_de
     assert DEVELOPED[0]["role"] == "developer"
 
 
-def test_without_the_renaming_the_template_drops_the_message(tokenizer, monkeypatch):
-    """Mutation check."""
-    monkeypatch.setattr(chat_template, "_rename_developer", lambda message: message)
-    tokenizer.chat_template = ROLES
-    assert tokenizer.decode(PromptRenderer(tokenizer).render(ModelRequest(DEVELOPED))) == "U:2 + 3? "
-
-
 def test_a_prompt_shows_the_keys_of_tools_in_their_order_whatever_came_before(tokenizer):
     """`tojson` writes keys as they come: one cached prompt for both would make a run depend on who asks first."""
     tokenizer.chat_template = "{{ tools | tojson }}"

@@ -8,7 +8,6 @@ from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.evaluation.demonstrations import detect_format
-from reinforge.trainer.builders import dataset
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
 from reinforge.types.request import ModelRequest
 from tests.engines import load_engine
@@ -122,10 +121,3 @@ async def test_a_given_call_is_trained_as_text_where_the_template_ignores_calls(
     whole, learnt = await learn_a_call(tiny_model_dir)
     assert learnt == [call, "Paris.<|end|>"]
     assert whole.endswith(f"<|assistant|>{call}<|tool|>fox<|end|><|assistant|>Paris.<|end|>")
-
-
-async def test_without_that_the_model_learns_to_say_nothing(tiny_model_dir, monkeypatch):
-    """Mutation check."""
-    monkeypatch.setattr(dataset, "write_calls", lambda messages, chat_template: messages)
-    _, learnt = await learn_a_call(tiny_model_dir)
-    assert learnt == ["<|end|>", "Paris.<|end|>"]

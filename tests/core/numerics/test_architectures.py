@@ -1,7 +1,7 @@
 """Today's architectures: sampler = learner = plain transformers forward, in float32, through the public engine.
 
 Where a layer keeps states, prompts end together, cached sequences are continued from their end only, and prefixes that
-siblings share end in a state with gradient. One is a quick case; the rest are slow.
+siblings share end in a state with gradient. Quick cases are few, the slow ones one for each kind of cache.
 """
 
 import logging
@@ -20,7 +20,7 @@ from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import ConfigError, EngineError
-from tests.architectures import ARCHITECTURES, MULTIMODAL, make_tiny_architecture, make_tiny_multimodal
+from tests.architectures import ARCHITECTURES, KINDS, MULTIMODAL, make_tiny_architecture, make_tiny_multimodal
 from tests.engines import (
     assert_close,
     compute_gradients,
@@ -35,7 +35,13 @@ from tests.engines import (
 from tests.models import make_tiny_model
 from tests.samples import ask, hold_steps, make_sample, request, sample_replies, sibling_samples, trained_samples
 
-NAMES = [name if name == "qwen3_5_text" else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+
+def sort_cases(names, quick, slow):
+    """One quick case, some slow ones, and the long forms."""
+    marks = {quick: ()} | {name: pytest.mark.slow for name in slow if name != quick}
+    return [pytest.param(name, marks=marks.get(name, pytest.mark.fault)) for name in names]
+
+
 TOLERANCE = 1e-4
 """Recurrent scans add many terms in float32; the others stay under 1e-5."""
 
@@ -43,7 +49,7 @@ ALONE = {"jamba", "mamba", "falcon_mamba"}
 """Their modules start from an empty state wherever there are several tokens, so nothing is continued."""
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=sort_cases(ARCHITECTURES, "qwen3_5_text", KINDS))
 def engine(request, tmp_path_factory):
     folder = make_tiny_architecture(tmp_path_factory.mktemp(request.param), request.param)
     with load_engine(folder, max_num_seqs=6) as engine:
@@ -142,7 +148,7 @@ SGD = {"name": "sgd", "learning_rate": 1.0}
 LORA_NAMES = ("qwen3_5_text", "lfm2", "qwen3_moe", "gpt_oss", "llama4_text", "falcon_h1", "nemotron_h", "gemma3n_text")
 
 
-@pytest.mark.parametrize("name", [n if n == "lfm2" else pytest.param(n, marks=pytest.mark.slow) for n in LORA_NAMES])
+@pytest.mark.parametrize("name", sort_cases(LORA_NAMES, "lfm2", ("gpt_oss", "falcon_h1")))
 def test_a_step_on_shared_prompts_is_the_step_on_rows(name, tmp_path):
     """GRPO's loss, adapters on all linear layers and on the experts; afterwards the sampler uses the new weights."""
     folder = make_tiny_architecture(tmp_path, name)
@@ -160,9 +166,7 @@ def test_a_step_on_shared_prompts_is_the_step_on_rows(name, tmp_path):
         assert sample_and_measure(engine)[1] <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "family", [f if f == "smolvlm" else pytest.param(f, marks=pytest.mark.slow) for f in MULTIMODAL]
-)
+@pytest.mark.parametrize("family", sort_cases(MULTIMODAL, "smolvlm", ("qwen3_vl", "gemma4")))
 def test_the_text_part_of_a_multimodal_checkpoint(family, tmp_path):
     """Sampled and trained alone: towers for pictures and sound are frozen and get no adapters."""
     folder = make_tiny_multimodal(tmp_path / "model", family)
