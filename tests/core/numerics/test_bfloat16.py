@@ -104,7 +104,7 @@ def test_deferred_old_logprobs_are_those_from_before_the_job(tiny_model_dir, bat
     assert change < 1e-3
 
 
-@pytest.mark.parametrize("bad_step", [0, 1])
+@pytest.mark.parametrize("bad_step", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_deferred_old_logprobs_are_from_before_the_job_though_a_step_is_skipped(tiny_model_dir, bad_step):
     """Steps of two samples, twice over, in other pairs; advantages that are not finite skip their own steps only."""
     samples = make_unscored(4)

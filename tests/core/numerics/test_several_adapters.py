@@ -256,6 +256,7 @@ def test_rows_of_a_wrong_adapter_or_place_are_found(fast, monkeypatch):
         assert error <= 1e-5 if name == "none" else error > 0.01, name
 
 
+@pytest.mark.slow
 def test_a_fast_decoder_that_confuses_rows_is_not_used(tiny_model_dir, monkeypatch, caplog):
     """The trial at load mixes two adapters."""
 
@@ -372,6 +373,7 @@ def test_a_request_that_reaches_the_sampler_after_its_adapter_is_gone_fails_alon
     assert str(error) == "the adapter narrow was removed"
 
 
+@pytest.mark.slow
 def test_an_adapter_that_the_fast_decoder_does_not_know_is_sampled_by_the_modules(
     tiny_model_dir, tmp_path, monkeypatch, caplog
 ):
