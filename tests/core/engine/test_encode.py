@@ -103,7 +103,7 @@ WITHOUT_CALLS = (
 )
 
 
-async def learn_a_call(tiny_model_dir):
+async def test_a_given_call_is_trained_as_text_where_the_template_ignores_calls(tiny_model_dir):
     row = {
         "messages": [USER, REPLY | {"content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "fox"}, REPLY]
     }
@@ -113,11 +113,6 @@ async def learn_a_call(tiny_model_dir):
         decode = engine.policy.renderer.tokenizer.decode
     [sample] = samples_from_trajectory(trajectory)
     turns = [turn for turn in sorted(set(sample.turn_ids.tolist())) if turn >= 0]
-    return decode(sample.token_ids), [decode(sample.token_ids[sample.turn_ids == turn]) for turn in turns]
-
-
-async def test_a_given_call_is_trained_as_text_where_the_template_ignores_calls(tiny_model_dir):
     call = '<tool_call>\n{"name": "find", "arguments": {"q": "fox"}}\n</tool_call><|end|>'
-    whole, learnt = await learn_a_call(tiny_model_dir)
-    assert learnt == [call, "Paris.<|end|>"]
-    assert whole.endswith(f"<|assistant|>{call}<|tool|>fox<|end|><|assistant|>Paris.<|end|>")
+    assert [decode(sample.token_ids[sample.turn_ids == turn]) for turn in turns] == [call, "Paris.<|end|>"]
+    assert decode(sample.token_ids).endswith(f"<|assistant|>{call}<|tool|>fox<|end|><|assistant|>Paris.<|end|>")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from reinforge.config.policy import LoRAConfig
-from reinforge.engine.model.adapters import LoRABatch
 from reinforge.engine.sampling import fast_llama, projection
 from reinforge.engine.sampling.fast_llama import FastLlama
 from reinforge.engine.sampling.projection import order_rows
@@ -220,13 +219,6 @@ def count_changed_replies(base, fast_paths, rounds=6):
 @pytest.mark.parametrize("fast_paths", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_bits_of_deterministic_replies_do_not_depend_on_other_rows(tiny_model_dir, fast_paths):
     assert count_changed_replies(tiny_model_dir, fast_paths) == 0
-
-
-@pytest.mark.slow
-def test_without_padding_the_bits_depend_on_other_rows(tiny_model_dir, monkeypatch):
-    """Mutation check of the test above, for transformers' modules; for the fast decoder a unit test has it."""
-    monkeypatch.setattr(LoRABatch, "_pad_rows", lambda mixed, rows, length: rows)
-    assert count_changed_replies(tiny_model_dir, fast_paths=False) > 0
 
 
 def sample_mixed(engine):
