@@ -146,7 +146,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "granite": {},
 }
-QUICK = ("qwen3_5_text", "lfm2", "falcon_h1", "mamba2", "gemma4_text", "llama4_text", "deepseek_v3")
+KINDS = ("qwen3_5_text", "lfm2", "falcon_h1", "mamba2", "gemma4_text", "llama4_text", "deepseek_v3")
 """One for each kind of cache: states, convolutions, states with keys, states alone, shared keys, chunks, latent."""
 
 

@@ -190,7 +190,7 @@ TOO_SLOW = {
 
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_a_template_that_builds_too_much_is_stopped_before_it_does(name, set_limit):
-    set_limit("render_chars", 1 << 20)
+    set_limit("render_chars", 1 << 18)
     tracemalloc.start()
     try:
         with pytest.raises(TemplateLimitReached):
@@ -202,21 +202,21 @@ def test_a_template_that_builds_too_much_is_stopped_before_it_does(name, set_lim
 
 @pytest.mark.parametrize("name", TOO_SLOW)
 def test_a_template_that_takes_too_long_is_stopped(name, monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.2)
+    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.05)
     template = ChatTemplate(TOO_SLOW[name])
     started = time.thread_time()
-    with pytest.raises(TemplateLimitReached, match=r"takes more than 0.2 s of CPU time"):
+    with pytest.raises(TemplateLimitReached, match=r"takes more than 0.05 s of CPU time"):
         template.render({"messages": ASKED})
     assert time.thread_time() - started < 10
 
 
 def test_a_template_that_was_too_slow_once_is_not_tried_again(monkeypatch):
-    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.2)
+    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.05)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template = ChatTemplate("{% if messages[0].content == 'slow' %}" + loops + "{% endif %}done")
     assert template.render({"messages": [{"content": "fast"}]}) == "done"
     for _ in range(2):
-        with pytest.raises(TemplateTooSlow, match=r"takes more than 0.2 s of CPU time"):
+        with pytest.raises(TemplateTooSlow, match=r"takes more than 0.05 s of CPU time"):
             template.render({"messages": [{"content": "slow"}]})
         monkeypatch.setattr(Budget, "step", lambda *_: pytest.fail("it was rendered again"))
 
@@ -227,16 +227,6 @@ def test_a_template_that_builds_too_much_once_is_tried_again(set_limit):
     with pytest.raises(TemplateLimitReached):
         template.render({"messages": [{"content": "99999"}]})
     assert template.render({"messages": [{"content": "3"}]}) == "xxx"
-
-
-def test_without_the_budget_the_same_templates_would_go_on(monkeypatch):
-    """Mutation check: with loops that pay nothing, a template runs as long as it likes."""
-    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.01)
-    loops = "{% for a in range(999) %}{% for b in range(999) %}{% endfor %}{% endfor %}done"
-    with pytest.raises(TemplateLimitReached):
-        ChatTemplate(loops).render({})
-    monkeypatch.setattr(Budget, "step", lambda budget, value=None, num_chars=0: value)
-    assert ChatTemplate(loops).render({}) == "done"
 
 
 def test_a_long_conversation_may_build_more(set_limit):
@@ -401,13 +391,6 @@ def test_a_developers_message_is_a_system_message_where_the_template_knows_no_de
     tokenizer.chat_template = template
     assert tokenizer.decode(PromptRenderer(tokenizer).render(ModelRequest(DEVELOPED))) == text
     assert DEVELOPED[0]["role"] == "developer"
-
-
-def test_without_the_renaming_the_template_drops_the_message(tokenizer, monkeypatch):
-    """Mutation check."""
-    monkeypatch.setattr(chat_template, "_rename_developer", lambda message: message)
-    tokenizer.chat_template = ROLES
-    assert tokenizer.decode(PromptRenderer(tokenizer).render(ModelRequest(DEVELOPED))) == "U:2 + 3? "
 
 
 def test_a_prompt_shows_the_keys_of_tools_in_their_order_whatever_came_before(tokenizer):

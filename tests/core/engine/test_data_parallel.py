@@ -5,6 +5,7 @@ import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from reinforge.engine.training.data_parallel import DataParallel, MetricSums, Pe
 from reinforge.engine.training.learner import Learner
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 from reinforge.errors import EngineError
-from reinforge.types.sample import TrainingSample
+from reinforge.types.sample import TrainingSample, UpdateReport
 from tests.engines import copy_weights, load_engine, measure_difference, train
 from tests.samples import random_samples
 
@@ -102,21 +103,7 @@ PROCESS = """
         port = listener.getsockname()[1]
     timeout_s = 3 if what in ("freeze", "break") else 60
     peers = DataParallel(rank, size, ("127.0.0.1", port), listener if rank == 0 else None, timeout_s=timeout_s)
-    if what == "sum":
-        numbers = torch.tensor([1.0, 10.0]) * (rank + 1)
-        peers.add(numbers)
-        sums = peers.combine(MetricSums(rank + 1.0, {f"only {rank}": 4.0}, {f"only {rank}": 2}))
-        print(numbers.tolist(), sums.loss, sorted(sums.means().items()))
-        print(peers.combine(MetricSums() if rank else None))
-    elif what == "fail":
-        try:
-            with peers.report_failure():
-                if rank == 1:
-                    raise ValueError("bad")
-            peers.combine(MetricSums())
-        except (ValueError, PeerFailed) as error:
-            print(type(error).__name__, error)
-    elif what == "break":
+    if what == "break":
         import time
         try:
             with peers.break_on_failure():
@@ -156,17 +143,6 @@ def run_two(what):
     port = first.stdout.readline().strip()
     second = subprocess.run([*command, "1", port, what], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     return first.communicate(timeout=60)[0].splitlines(), second.stdout.splitlines()
-
-
-@pytest.mark.slow
-def test_two_processes_add_numbers_and_metrics():
-    summed = "[3.0, 30.0] 3.0 [('only 0', 2.0), ('only 1', 2.0)]"
-    assert run_two("sum") == ([summed, "None"], [summed, "None"]), "a number that is not finite skips the step on both"
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_tells_the_other():
-    assert run_two("fail") == (["PeerFailed process 1 of 2 failed in this step"], ["ValueError bad"])
 
 
 @pytest.mark.slow
@@ -237,20 +213,27 @@ def train_together(folder, samples_of):
         return outcomes, [copy_weights(each.learner) for each in engines]
 
 
-@pytest.fixture
+class Alone(NamedTuple):
+    """What one engine by itself makes of the samples."""
+
+    before: dict
+    report: UpdateReport
+    after: dict
+
+
+@pytest.fixture(scope="module")
 def alone(tiny_model_dir):
     with load(tiny_model_dir) as engine:
-        report = train(engine, random_samples(9, 1))
-        return report, copy_weights(engine.learner)
+        return Alone(copy_weights(engine.learner), train(engine, random_samples(9, 1)), copy_weights(engine.learner))
 
 
 def test_two_engines_make_the_steps_of_one(tiny_model_dir, alone):
     reports, weights = train_together(tiny_model_dir, lambda rank: random_samples(9, 1))
     assert measure_distance(weights[0], weights[1]) == 0
-    assert measure_distance(weights[0], alone[1]) < 1e-5
+    assert measure_distance(weights[0], alone.after) < 1e-5
     assert reports[0] == reports[1]
-    assert (reports[0].num_updates, reports[0].num_tokens) == (alone[0].num_updates, alone[0].num_tokens)
-    assert reports[0].metrics == pytest.approx(alone[0].metrics, rel=1e-4, abs=1e-5)
+    assert (reports[0].num_updates, reports[0].num_tokens) == (alone.report.num_updates, alone.report.num_tokens)
+    assert reports[0].metrics == pytest.approx(alone.report.metrics, rel=1e-4, abs=1e-5)
 
 
 def test_a_share_that_is_scaled_by_its_own_tokens_is_another_step(tiny_model_dir, alone, monkeypatch):
@@ -261,21 +244,19 @@ def test_a_share_that_is_scaled_by_its_own_tokens_is_another_step(tiny_model_dir
 
     monkeypatch.setattr(Learner, "_compute_gradients", forget_the_rest)
     _, weights = train_together(tiny_model_dir, lambda rank: random_samples(9, 1))
-    assert measure_distance(weights[0], alone[1]) > 1e-4
+    assert measure_distance(weights[0], alone.after) > 1e-4
 
 
-def test_a_number_that_is_not_finite_in_one_share_skips_the_step_in_both(tiny_model_dir, monkeypatch):
+def test_a_number_that_is_not_finite_in_one_share_skips_the_step_in_both(tiny_model_dir, alone, monkeypatch):
     attempt = Learner._try_gradients
 
     def spoil(self, samples, own, *others):
         return None if self.peers.rank == 1 else attempt(self, samples, own, *others)
 
     monkeypatch.setattr(Learner, "_try_gradients", spoil)
-    with load(tiny_model_dir) as engine:
-        before = copy_weights(engine.learner)
     reports, weights = train_together(tiny_model_dir, lambda rank: random_samples(9, 1))
     assert [(each.num_updates, each.num_skipped_steps) for each in reports] == [(0, 4), (0, 4)]
-    assert [measure_distance(before, each) for each in weights] == [0, 0]
+    assert [measure_distance(alone.before, each) for each in weights] == [0, 0]
 
 
 def test_an_error_in_one_share_ends_the_step_of_both(tiny_model_dir, monkeypatch):

@@ -8,7 +8,6 @@ from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.evaluation.demonstrations import detect_format
-from reinforge.trainer.builders import dataset
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig
 from reinforge.types.request import ModelRequest
 from tests.engines import load_engine
@@ -104,7 +103,7 @@ WITHOUT_CALLS = (
 )
 
 
-async def learn_a_call(tiny_model_dir):
+async def test_a_given_call_is_trained_as_text_where_the_template_ignores_calls(tiny_model_dir):
     row = {
         "messages": [USER, REPLY | {"content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "fox"}, REPLY]
     }
@@ -114,18 +113,6 @@ async def learn_a_call(tiny_model_dir):
         decode = engine.policy.renderer.tokenizer.decode
     [sample] = samples_from_trajectory(trajectory)
     turns = [turn for turn in sorted(set(sample.turn_ids.tolist())) if turn >= 0]
-    return decode(sample.token_ids), [decode(sample.token_ids[sample.turn_ids == turn]) for turn in turns]
-
-
-async def test_a_given_call_is_trained_as_text_where_the_template_ignores_calls(tiny_model_dir):
     call = '<tool_call>\n{"name": "find", "arguments": {"q": "fox"}}\n</tool_call><|end|>'
-    whole, learnt = await learn_a_call(tiny_model_dir)
-    assert learnt == [call, "Paris.<|end|>"]
-    assert whole.endswith(f"<|assistant|>{call}<|tool|>fox<|end|><|assistant|>Paris.<|end|>")
-
-
-async def test_without_that_the_model_learns_to_say_nothing(tiny_model_dir, monkeypatch):
-    """Mutation check."""
-    monkeypatch.setattr(dataset, "write_calls", lambda messages, chat_template: messages)
-    _, learnt = await learn_a_call(tiny_model_dir)
-    assert learnt == ["<|end|>", "Paris.<|end|>"]
+    assert [decode(sample.token_ids[sample.turn_ids == turn]) for turn in turns] == [call, "Paris.<|end|>"]
+    assert decode(sample.token_ids).endswith(f"<|assistant|>{call}<|tool|>fox<|end|><|assistant|>Paris.<|end|>")

@@ -8,7 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
+from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.model.loading import load_model, load_tokenizer
 from reinforge.errors import ConfigError, EngineError
 from reinforge.runs.checkpoints import copy_model
 from reinforge.types.sample import Needs
@@ -26,10 +29,20 @@ def train(engine: Engine, seed: int = 0, ends: bool = True):
     return make_job(engine, random_samples(6, seed), ends=ends)
 
 
-@pytest.fixture
-def engine(tiny_model_dir):
-    with load(tiny_model_dir) as engine:
+@pytest.fixture(scope="module")
+def loaded(tiny_model_dir):
+    with load(tiny_model_dir, keep_initial=True) as engine:
         yield engine
+
+
+@pytest.fixture
+def engine(loaded):
+    """An engine as it was loaded."""
+    loaded.begin_job()
+    loaded.reset()
+    loaded.end_job()
+    asyncio.run(loaded.policy.publish(0))
+    return loaded
 
 
 def test_a_job_changes_weights_and_publish_their_version(engine):
@@ -46,7 +59,7 @@ def test_a_job_changes_weights_and_publish_their_version(engine):
 
 def test_begin_job_waits_for_replies_and_requests_wait_for_publish(engine):
     async def run() -> None:
-        early = [asyncio.create_task(engine.policy.sample(request(f"{i}", max_tokens=100))) for i in range(8)]
+        early = [asyncio.create_task(engine.policy.sample(request(f"{i}", max_tokens=40))) for i in range(8)]
         await asyncio.sleep(0.02)
         await asyncio.to_thread(engine.begin_job)
         assert engine.policy.stats().running == 0
@@ -153,15 +166,14 @@ def test_copy_model_leaves_the_training_files(engine, tmp_path):
 
 
 def test_random_weights_depend_on_the_seed(tiny_model_dir, tmp_path):
-    (tmp_path / "m").mkdir()
     for path in tiny_model_dir.iterdir():
         if path.suffix != ".safetensors":
-            (tmp_path / "m" / path.name).write_bytes(path.read_bytes())
-    prints = []
-    for seed in (0, 0, 1):
-        with load(tmp_path / "m", seed=seed, init="random") as engine:
-            prints.append(engine.fingerprint())
-    assert prints[0] == prints[1] != prints[2]
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    policy = PolicyConfig(model=str(tmp_path), init="random")
+    modules = [load_model(policy, seed, "cpu").module for seed in (0, 0, 1)]
+    first, again, other = (torch.cat([p.flatten() for p in module.parameters()]) for module in modules)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_invalid_configurations_are_refused(tiny_model_dir):
@@ -176,6 +188,5 @@ def test_a_chat_template_can_be_given(tiny_model_dir, tmp_path):
     template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     (tmp_path / "t.jinja").write_text(template)
     for given in (template, str(tmp_path / "t.jinja")):
-        with load(tiny_model_dir, chat_template=given) as engine:
-            reply = ask(engine.policy, [request("hello")])[0]
-            assert engine.tokenizer.decode(reply.tokens.prompt_token_ids) == "hello"
+        tokenizer = load_tokenizer(PolicyConfig(model=str(tiny_model_dir), chat_template=given))
+        assert tokenizer.decode(PromptRenderer(tokenizer).render(request("hello"))) == "hello"

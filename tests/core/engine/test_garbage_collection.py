@@ -2,23 +2,37 @@
 
 import gc
 import weakref
+from contextlib import contextmanager
 
 import pytest
 
-from reinforge.engine.garbage_collection import THRESHOLDS, limit_garbage_collection
+from reinforge.engine.garbage_collection import FROZEN_AT_START, THRESHOLDS, limit_garbage_collection
 
 
-@pytest.fixture(autouse=True)
-def unfrozen():
-    """Undoes the freeze of `tests/conftest.py` during these tests."""
-    gc.unfreeze()
-    yield
+@contextmanager
+def count_frozen_from_now():
+    """Counts none of the objects that `tests/conftest.py` froze; thawed, each collection would look through them."""
+    with pytest.MonkeyPatch.context() as patch:
+        count, before = gc.get_freeze_count, gc.get_freeze_count()
+        patch.setattr(gc, "get_freeze_count", lambda: max(0, count() - before))
+        yield
     gc.unfreeze()
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def unfrozen():
+    with count_frozen_from_now():
+        yield
+
+
 class Node:
     """Something that can be part of a cycle."""
+
+
+def make_many():
+    """More objects than those that Python freezes itself."""
+    return [Node() for _ in range(10 * FROZEN_AT_START)]
 
 
 def cycle():
@@ -59,8 +73,10 @@ def test_settings_are_restored_after_an_error():
 
 
 def test_a_nested_run_changes_nothing():
+    lasting = make_many()
     with limit_garbage_collection():
         count = gc.get_freeze_count()
+        assert count > len(lasting) / 2
         with limit_garbage_collection():
             assert gc.get_freeze_count() <= count  # frozen objects may be freed, but none is added
         assert gc.get_threshold() == THRESHOLDS
@@ -75,11 +91,8 @@ def test_a_run_collects_garbage_of_the_run_before():
 
 
 def test_objects_that_the_program_froze_stay_frozen():
+    lasting, before = make_many(), gc.get_threshold()
     gc.freeze()
-    try:
-        count, before = gc.get_freeze_count(), gc.get_threshold()
-        with limit_garbage_collection():
-            assert gc.get_threshold() == before
-        assert gc.get_freeze_count() > count / 2  # some may be freed, all others are still frozen
-    finally:
-        gc.unfreeze()
+    with limit_garbage_collection():
+        assert gc.get_threshold() == before
+    assert gc.get_freeze_count() > len(lasting) / 2  # some other objects may be freed

@@ -31,7 +31,9 @@ def sample(engine):
     return tokens, np.concatenate([reply.tokens.logprobs for reply in replies])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family", ["qwen2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("llama", "qwen3"))]
+)
 def test_replies_stay_and_log_probs_move_by_the_rounding_of_the_weights(tmp_path, monkeypatch, family):
     monkeypatch.setattr(projection, "MIN_HALVED", 1)
     folder = make_tiny_model(tmp_path / "m", family, max_position_embeddings=1024)
@@ -45,12 +47,12 @@ def test_replies_stay_and_log_probs_move_by_the_rounding_of_the_weights(tmp_path
     assert 0 < np.abs(half_logprobs - logprobs).max() < 0.02
 
 
-@pytest.mark.parametrize("settings", [{}, {"deterministic": True}, {"dtype": "bfloat16"}, {"fast_paths": False}])
-def test_other_models_are_decoded_as_they_are(tmp_path, monkeypatch, settings):
+@pytest.mark.parametrize("settings", [{}, {"deterministic": True}, {"dtype": "bfloat16"}])
+def test_other_models_are_decoded_as_they_are(tiny_model_dir, monkeypatch, settings):
     monkeypatch.setattr(projection, "MIN_HALVED", 1 if settings else projection.MIN_HALVED)
-    with load_engine(make_tiny_model(tmp_path / "m"), half_weights=True, **settings) as engine:
+    with load_engine(tiny_model_dir, half_weights=True, **settings) as engine:
         decoder = engine.policy.sampler._prefiller.fast_llama
-        assert decoder is None or decoder.weights.collect_outer(8).head.half is None
+        assert decoder.weights.collect_outer(8).head.half is None
 
 
 def test_a_weight_beyond_the_range_of_float16_stays_as_it_is():

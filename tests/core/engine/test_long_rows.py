@@ -13,7 +13,7 @@ from tests.device import DEVICE
 from tests.engines import load_engine
 from tests.models import make_tiny_model
 
-PROMPTS = [12, 3, 700, 5, 400, 9, 4, 800]
+PROMPTS = [12, 3, 350, 5, 200, 9, 4, 400]
 """Words of the prompts that are sampled from together."""
 
 
@@ -35,7 +35,7 @@ async def sample_together(engine):
     """Returns tokens and log-probs of replies to all prompts at once; those that end leave their rows to others."""
 
     async def ask(number, count):
-        params = SamplingParams(temperature=1.0, max_tokens=10 + 7 * number, seed=number, ignore_eos=True)
+        params = SamplingParams(temperature=1.0, max_tokens=6 + 3 * number, seed=number, ignore_eos=True)
         return await engine.policy.sample(ModelRequest([{"role": "user", "content": "a " * count}], params))
 
     replies = await asyncio.gather(*(ask(*each) for each in enumerate(PROMPTS)))

@@ -1,5 +1,7 @@
 """How much memory training adds, and what follows from it."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from reinforge.engine.devices import MemoryUse
@@ -11,18 +13,22 @@ from tests.samples import random_samples
 GIB = 2**30
 
 
-@pytest.fixture
-def load(tiny_model_dir, monkeypatch):
+@pytest.fixture(autouse=True)
+def _no_micro_batches(monkeypatch):
     monkeypatch.setattr(memory_need, "_estimate_micro_batch", lambda model, tokens: 0)
-    engines = []
 
-    def make(**policy):
-        engines.append(load_engine(tiny_model_dir, device="cpu", **policy))
-        return engines[-1]
 
-    yield make
-    for engine in engines:
-        engine.close()
+@pytest.fixture
+def load(tiny_model_dir):
+    with ExitStack() as engines:
+        yield lambda **policy: engines.enter_context(load_engine(tiny_model_dir, device="cpu", **policy))
+
+
+@pytest.fixture(scope="module")
+def learner(tiny_model_dir):
+    """That of an engine which never trains."""
+    with load_engine(tiny_model_dir, device="cpu") as engine:
+        yield engine.learner
 
 
 @pytest.mark.parametrize(
@@ -38,13 +44,11 @@ def test_each_weight_counts_with_what_training_keeps_of_it(load, policy, per_wei
     assert estimate_training(engine.learner) == engine.num_parameters * per_weight
 
 
-def test_lora_adds_little(load):
-    whole, lora = load(), load(lora={"rank": 2})
-    assert estimate_training(lora.learner) < 0.3 * estimate_training(whole.learner)
+def test_lora_adds_little(load, learner):
+    assert estimate_training(load(lora={"rank": 2}).learner) < 0.3 * estimate_training(learner)
 
 
-def test_processes_share_the_memory_of_a_machine_but_not_a_gpu(load, monkeypatch):
-    learner = load().learner
+def test_processes_share_the_memory_of_a_machine_but_not_a_gpu(learner, monkeypatch):
     monkeypatch.setattr(memory_need, "measure_memory", lambda device: MemoryUse("cpu", 2 * GIB, 8 * GIB))
     assert measure_need(learner, 2).total == 4 * GIB
     assert measure_need(learner, 1).total == 8 * GIB
@@ -69,14 +73,13 @@ class Peers:
 @pytest.mark.parametrize(
     ("total", "other", "divided"), [(64 * GIB, True, False), (64 * GIB, False, True), (1, True, True)]
 )
-def test_one_process_with_too_little_memory_is_enough(load, monkeypatch, total, other, divided):
-    learner = load().learner
-    learner.peers = Peers(other)
+def test_one_process_with_too_little_memory_is_enough(learner, monkeypatch, total, other, divided):
+    monkeypatch.setattr(learner, "peers", Peers(other))
     monkeypatch.setattr(memory_need, "measure_memory", lambda device: MemoryUse("cpu", 0, total))
     assert needs_sharding(learner, 1) is divided
 
 
-def test_what_was_trained_whole_is_not_divided_when_a_worker_is_replaced(load, monkeypatch):
+def test_what_was_trained_whole_is_not_divided_when_a_worker_is_replaced(load, learner, monkeypatch):
     """The most that a process has used contains what training adds already."""
     engine = load()
     monkeypatch.setattr(memory_need, "measure_memory", lambda device: MemoryUse("cpu", 6 * GIB, 6 * GIB))
@@ -86,10 +89,5 @@ def test_what_was_trained_whole_is_not_divided_when_a_worker_is_replaced(load, m
     train(engine, random_samples(2, 1))
     engine.learner.peers = Peers(True)
     assert not engine._needs_sharding(1)
-    assert not needs_sharding(load_peer(load, has_trained=True), 1), "a new worker joins those that have trained"
-
-
-def load_peer(load, **settings):
-    learner = load().learner
-    learner.peers = Peers(True, **settings)
-    return learner
+    monkeypatch.setattr(learner, "peers", Peers(True, has_trained=True))
+    assert not needs_sharding(learner, 1), "a new worker joins those that have trained"

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import reinforge
 from reinforge.config.policy import LoRAConfig, PolicyConfig
-from reinforge.engine.model import hub, model_files
+from reinforge.engine.model import model_files
 from reinforge.engine.model.loading import add_adapter, init_random_module, load_model, load_module, load_tokenizer
 from reinforge.engine.model.model_files import check_files, check_tokenizer_settings
 from reinforge.engine.model.preflight import check_policy, read_tensor_names
@@ -32,13 +31,21 @@ def folder(tiny_model_dir, tmp_path):
     return shutil.copytree(tiny_model_dir, tmp_path / "model")
 
 
-@pytest.fixture
-def adapter(folder, tmp_path):
+@pytest.fixture(scope="module")
+def saved_adapter(tiny_model_dir, tmp_path_factory):
     """An adapter of the model, as PEFT saves it."""
-    module = load_module(folder, torch.float32)
+    module = load_module(tiny_model_dir, torch.float32)
     add_adapter(module, LoRAConfig(r=2), seed=0)
-    module.save_pretrained(tmp_path / "adapter")
-    return tmp_path / "adapter"
+    place = tmp_path_factory.mktemp("saved")
+    module.save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def adapter(saved_adapter, folder, tmp_path):
+    made = shutil.copytree(saved_adapter, tmp_path / "adapter")
+    edit_json(made / "adapter_config.json", base_model_name_or_path=str(folder))
+    return made
 
 
 def shard(folder, *names):
@@ -67,25 +74,13 @@ def refuse(folder, message):
 @pytest.mark.parametrize(
     "name",
     [
-        "../bin/x.bin", "x.bin", "/tmp/x.safetensors", "../other/model.safetensors", "sub/model.safetensors",
-        "..\\x.safetensors", "C:x.safetensors", "pytorch_model.bin", "", ".", "x.safetensors/", "a\u0000.safetensors",
-        "~/x.safetensors.pt",
+        "../bin/x.bin", "x.bin", "/tmp/x.safetensors", "sub/model.safetensors", "..\\x.safetensors", "C:x.safetensors",
+        "", ".", "x.safetensors/", "a\u0000.safetensors",
     ],
 )  # fmt: skip
 def test_an_index_names_safetensors_of_its_own_folder_only(folder, name):
     shard(folder, "a/", name)
     refuse(folder, "but weights are *.safetensors in the same folder")
-
-
-def test_without_that_check_an_index_leads_to_pickled_weights(folder, tmp_path, monkeypatch):
-    """Mutation check: the file that the index names reaches `torch.load`."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "x.bin").write_bytes(pickle.dumps(os.getcwd))
-    shard(folder, "../bin/x.bin")
-    refuse(folder, "../bin/x.bin")
-    monkeypatch.setattr(hub, "check_files", lambda *_, **__: [])
-    with pytest.raises(EngineError, match="Weights only load failed"):
-        load_module(folder, torch.float32)
 
 
 def test_an_index_of_plain_names_is_fine(folder):
@@ -160,14 +155,6 @@ def test_implementations_that_transformers_contains_are_accepted(folder, value):
     assert check_policy(PolicyConfig(model=str(folder))) == []
 
 
-def test_without_that_check_the_kernel_is_looked_for(folder, monkeypatch):
-    """Mutation check: transformers passes the name on to its loader of kernels."""
-    edit_json(folder / "config.json", attn_implementation="org/kernel")
-    monkeypatch.setattr(hub, "check_files", lambda *_, **__: [])
-    with pytest.raises(EngineError, match="kernel"):
-        load_module(folder, torch.float32)
-
-
 def test_deep_settings_are_refused_not_followed(folder):
     deep = "[" * 200 + "]" * 200
     text = (folder / "config.json").read_text().rstrip()[:-1] + f', "deep": {deep}}}'
@@ -206,14 +193,6 @@ def test_a_circle_of_adapters_is_refused(adapter, tmp_path):
     refuse(adapter, "other, which is an adapter, too, as their base model")
     edit_json(other / "adapter_config.json", base_model_name_or_path=str(adapter))
     refuse(adapter, "other, which is an adapter, too, as their base model")
-
-
-def test_without_that_check_the_circle_never_ends(adapter, monkeypatch):
-    """Mutation check."""
-    edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(adapter))
-    monkeypatch.setattr(model_files, "_check_base", lambda folder, path: [])
-    with pytest.raises(RecursionError):
-        check_policy(PolicyConfig(model=str(adapter)))
 
 
 def test_the_base_of_an_adapter_is_checked_too(adapter, folder):
@@ -369,7 +348,8 @@ def count_loads(text):
 
 def test_every_file_that_loads_by_transformers_checks_first():
     texts = {path: path.read_text() for path in Path(reinforge.__file__).parent.rglob("*.py")}
-    loaders = {path: count for path, text in texts.items() if (count := count_loads(text))}
+    calls = {path: count_loads(text) for path, text in texts.items() if ".from_pretrained" in text}
+    loaders = {path: count for path, count in calls.items() if count}
     assert len(loaders) >= 3
     for path, count in loaders.items():
         assert len(CHECKS.findall(texts[path])) == count, path

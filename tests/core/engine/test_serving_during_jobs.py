@@ -17,7 +17,6 @@ from tests.engines import CLIPPED, load_engine, measure_error
 from tests.samples import ask, make_sample, random_samples, request
 
 LORA = {"lora": LoRAConfig(r=4, lora_alpha=8)}
-METHODS = pytest.mark.parametrize("method", [{}, LORA], ids=["full", "lora"])
 
 
 def load(folder, **settings):
@@ -36,53 +35,75 @@ def make_job(engine, seed=0):
     engine.end_job()
 
 
-@METHODS
-def test_replies_of_the_published_version_come_during_a_job_and_after_it(tiny_model_dir, method):
-    with load(tiny_model_dir, **method) as engine:
-        engine.begin_job()
-        [before] = ask(engine.policy, [request(seed=1)])
-        train(engine)
-        [during] = ask(engine.policy, [request(seed=1)])
-        with pytest.raises(EngineError, match="job is still open"):
-            asyncio.run(engine.policy.publish(1))
-        engine.end_job()
-        [ended] = ask(engine.policy, [request(seed=1)])
-        assert [each.tokens.policy_version for each in (before, during, ended)] == [0, 0, 0]
-        assert before.tokens.logprobs == during.tokens.logprobs == ended.tokens.logprobs
-        assert measure_error(engine, [ended]) > 1e-2, "the learner has other weights by now"
+@pytest.fixture(scope="module")
+def loaded(tiny_model_dir):
+    engines = {"full": load(tiny_model_dir, keep_initial=True), "lora": load(tiny_model_dir, keep_initial=True, **LORA)}
+    yield engines
+    for each in engines.values():
+        each.close()
+
+
+def reset(engine):
+    engine.begin_job()
+    engine.reset()
+    engine.end_job()
+    asyncio.run(engine.policy.publish(0))
+    return engine
+
+
+@pytest.fixture
+def full(loaded):
+    return reset(loaded["full"])
+
+
+@pytest.fixture
+def lora(loaded):
+    return reset(loaded["lora"])
+
+
+@pytest.fixture(params=["full", "lora"])
+def engine(request, loaded):
+    return reset(loaded[request.param])
+
+
+def test_replies_of_the_published_version_come_during_a_job_and_after_it(engine):
+    engine.begin_job()
+    [before] = ask(engine.policy, [request(seed=1)])
+    train(engine)
+    [during] = ask(engine.policy, [request(seed=1)])
+    with pytest.raises(EngineError, match="job is still open"):
         asyncio.run(engine.policy.publish(1))
-        [after] = ask(engine.policy, [request(seed=1)])
-        assert after.tokens.policy_version == 1
-        assert measure_error(engine, [after]) < 1e-4
+    engine.end_job()
+    [ended] = ask(engine.policy, [request(seed=1)])
+    assert [each.tokens.policy_version for each in (before, during, ended)] == [0, 0, 0]
+    assert before.tokens.logprobs == during.tokens.logprobs == ended.tokens.logprobs
+    assert measure_error(engine, [ended]) > 1e-2, "the learner has other weights by now"
+    asyncio.run(engine.policy.publish(1))
+    [after] = ask(engine.policy, [request(seed=1)])
+    assert after.tokens.policy_version == 1
+    assert measure_error(engine, [after]) < 1e-4
 
 
-@METHODS
-def test_the_canary_finds_a_copy_that_was_not_updated(tiny_model_dir, method, monkeypatch):
+def test_the_canary_finds_a_copy_that_was_not_updated(engine, monkeypatch):
     """Mutation check: the copy is the second place where weights could be forgotten."""
 
-    async def publish(engine):
-        await engine.policy.publish(1)
-        return await probe(engine.policy, 1, {}, None)
+    async def publish(version):
+        make_job(engine)
+        await engine.policy.publish(version)
+        return await probe(engine.policy, version, {}, None)
 
-    for forgets in (False, True):
-        with load(tiny_model_dir, **method) as engine:
-            if forgets:
-                monkeypatch.setattr(engine.policy, "_copy_weights", lambda: None)
-            make_job(engine)
-            if forgets:
-                with pytest.raises(JobFailed, match="does not serve the trained weights"):
-                    asyncio.run(publish(engine))
-            else:
-                assert asyncio.run(publish(engine)).max_difference < 1e-4
+    assert asyncio.run(publish(1)).max_difference < 1e-4
+    monkeypatch.setattr(engine.policy, "_copy_weights", lambda: None)
+    with pytest.raises(JobFailed, match="does not serve the trained weights"):
+        asyncio.run(publish(2))
 
 
-def test_a_copy_of_adapters_shares_the_weights_below_them(tiny_model_dir):
-    with load(tiny_model_dir, **LORA) as engine:
-        own = {name: p.data_ptr() for name, p in engine.model.module.named_parameters()}
-        served = {name: p.data_ptr() for name, p in engine.policy.sampler.model.module.named_parameters()}
-        shared = {name for name in own if own[name] == served[name]}
-        assert own.keys() - shared == engine.model.trained_parameters.keys()
-        assert len(shared) > len(own) / 3
+def test_a_copy_of_adapters_shares_the_weights_below_them(lora):
+    own = {name: p.data_ptr() for name, p in lora.model.module.named_parameters()}
+    served = {name: p.data_ptr() for name, p in lora.policy.sampler.model.module.named_parameters()}
+    shared = {name for name in own if own[name] == served[name]}
+    assert own.keys() - shared == lora.model.trained_parameters.keys()
+    assert len(shared) > len(own) / 3
 
 
 def test_each_of_several_adapters_is_served_from_its_own_copy(tiny_model_dir):
@@ -101,31 +122,28 @@ def test_each_of_several_adapters_is_served_from_its_own_copy(tiny_model_dir):
         assert replies["a"].tokens.logprobs != replies["b"].tokens.logprobs
 
 
-@METHODS
-def test_a_job_that_is_undone_was_never_served(tiny_model_dir, method):
-    with load(tiny_model_dir, **method) as engine:
-        [before] = ask(engine.policy, [request(seed=1)])
-        engine.begin_job()
-        train(engine)
-        engine.rollback()
-        [after] = ask(engine.policy, [request(seed=1)])
-        assert after.tokens.policy_version == 0
-        assert after.tokens.logprobs == before.tokens.logprobs
-        assert measure_error(engine, [after]) < 1e-4
+def test_a_job_that_is_undone_was_never_served(engine):
+    [before] = ask(engine.policy, [request(seed=1)])
+    engine.begin_job()
+    train(engine)
+    engine.rollback()
+    [after] = ask(engine.policy, [request(seed=1)])
+    assert after.tokens.policy_version == 0
+    assert after.tokens.logprobs == before.tokens.logprobs
+    assert measure_error(engine, [after]) < 1e-4
 
 
-def test_a_checkpoint_is_served_from_its_publication_on(tiny_model_dir, tmp_path):
-    with load(tiny_model_dir) as engine:
-        make_job(engine)
-        asyncio.run(engine.policy.publish(1))
-        engine.save(tmp_path / "c", 1)
-        [trained] = ask(engine.policy, [request(seed=1)])
-        make_job(engine, seed=3)
-        asyncio.run(engine.policy.publish(2))
-        engine.load_weights(tmp_path / "c")
-        asyncio.run(engine.policy.publish(1))
-        [restored] = ask(engine.policy, [request(seed=1)])
-        assert restored.tokens.logprobs == trained.tokens.logprobs
+def test_a_checkpoint_is_served_from_its_publication_on(full, tmp_path):
+    make_job(full)
+    asyncio.run(full.policy.publish(1))
+    full.save(tmp_path / "c", 1)
+    [trained] = ask(full.policy, [request(seed=1)])
+    make_job(full, seed=3)
+    asyncio.run(full.policy.publish(2))
+    full.load_weights(tmp_path / "c")
+    asyncio.run(full.policy.publish(1))
+    [restored] = ask(full.policy, [request(seed=1)])
+    assert restored.tokens.logprobs == trained.tokens.logprobs
 
 
 class Clock:
@@ -152,44 +170,37 @@ def test_the_sampler_gets_as_long_as_the_computation_before():
     assert given == [5, 3]
 
 
-def test_replies_are_sampled_between_the_micro_batches_of_a_job(tiny_model_dir):
+def test_replies_are_sampled_between_the_micro_batches_of_a_job(full, monkeypatch):
     """The job makes many micro-batches and ends only after a reply that was asked for when it had begun."""
-    with load(tiny_model_dir) as engine:
-        replied, turns = threading.Event(), engine.learner.take_turns
-        asked = threading.Thread(target=lambda: (ask(engine.policy, [request()]), replied.set()))
+    replied, turns = threading.Event(), full.learner.take_turns
+    asked = threading.Thread(target=lambda: (ask(full.policy, [request()]), replied.set()))
 
-        def take_turns():
-            if not asked.is_alive() and not replied.is_set():
-                asked.start()
-            while not replied.wait(0.001):  # the reply needs a step of the sampler, which only a turn gives
-                turns()
+    def take_turns():
+        if not asked.is_alive() and not replied.is_set():
+            asked.start()
+        while not replied.wait(0.001):  # the reply needs a step of the sampler, which only a turn gives
+            turns()
 
-        engine.learner.take_turns = take_turns
-        make_job(engine)
-        assert replied.is_set()
-        asked.join()
-
-
-def stale_sample(engine):
-    [reply] = ask(engine.policy, [request(seed=3)])
-    make_job(engine)
-    asyncio.run(engine.policy.publish(1))
-    sample = make_sample(reply.tokens, advantage=1.0)
-    sample.is_stale = True
-    return sample
+    monkeypatch.setattr(full.learner, "take_turns", take_turns)
+    make_job(full)
+    assert replied.is_set()
+    asked.join()
 
 
 @pytest.mark.parametrize("defer", [False, True])
-def test_tokens_of_an_older_version_are_weighted_by_how_likely_they_are_now(tiny_model_dir, defer):
+def test_tokens_of_an_older_version_are_weighted_by_how_likely_they_are_now(full, defer):
     """c = min(p_old / p_sampler, tis_cap), p_old of the weights that the job starts from, where the ratio is 1."""
-    with load(tiny_model_dir, batch={"steps_per_job": 1}) as engine:
-        stale = stale_sample(engine)
-        engine.begin_job()
-        engine.score([stale], Needs(old_logprobs="inexact"), defer=defer)
-        assert (stale.old_logprobs is None) == defer
-        [current] = engine.logprobs([stale])
-        report = engine.update([stale], CLIPPED, progress_start=0.0, progress_end=0.1)
-        engine.rollback()
+    [reply] = ask(full.policy, [request(seed=3)])
+    make_job(full)
+    asyncio.run(full.policy.publish(1))
+    stale = make_sample(reply.tokens, advantage=1.0)
+    stale.is_stale = True
+    full.begin_job()
+    full.score([stale], Needs(old_logprobs="inexact"), defer=defer)
+    assert (stale.old_logprobs is None) == defer
+    [current] = full.logprobs([stale])
+    report = full.update([stale], CLIPPED, progress_start=0.0, progress_end=0.1)
+    full.rollback()
     mask = stale.loss_mask
     weights = np.minimum(np.exp(current - stale.sampling_logprobs)[mask], 2.0)
     assert np.abs(weights - 1).max() > 0.01, "the versions differ"
@@ -199,12 +210,11 @@ def test_tokens_of_an_older_version_are_weighted_by_how_likely_they_are_now(tiny
     np.testing.assert_allclose(stale.old_logprobs[mask], current[mask], atol=1e-5)
 
 
-def test_tokens_of_the_current_version_are_not_scored_again(tiny_model_dir):
-    with load(tiny_model_dir) as engine:
-        fresh = make_sample(ask(engine.policy, [request(seed=3)])[0].tokens)
-        stale = make_sample(ask(engine.policy, [request(seed=4)])[0].tokens)
-        stale.is_stale = True
-        engine.score([fresh, stale], Needs(old_logprobs="inexact"))
-        assert fresh.old_logprobs is None
-        assert stale.old_logprobs is not None
-        assert torch.isfinite(torch.from_numpy(stale.old_logprobs)).all()
+def test_tokens_of_the_current_version_are_not_scored_again(full):
+    fresh = make_sample(ask(full.policy, [request(seed=3)])[0].tokens)
+    stale = make_sample(ask(full.policy, [request(seed=4)])[0].tokens)
+    stale.is_stale = True
+    full.score([fresh, stale], Needs(old_logprobs="inexact"))
+    assert fresh.old_logprobs is None
+    assert stale.old_logprobs is not None
+    assert torch.isfinite(torch.from_numpy(stale.old_logprobs)).all()

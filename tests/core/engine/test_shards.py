@@ -43,7 +43,7 @@ def copy(engine):
     return list(copy_weights(engine.model).values())
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, pytest.param({"rank": 4}, marks=pytest.mark.slow)], ids=["full", "lora"])
 def test_shards_make_the_steps_of_the_whole_model(load, peers, monkeypatch, lora):
     alone, engine = load(lora=lora), load(lora=lora)
     assert engine.join_peers(peers, "full") == "full"

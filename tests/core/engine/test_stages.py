@@ -23,7 +23,7 @@ def load(folder, **policy) -> Engine:
     return Engine.load(config, seed=0, device=DEVICE, keep_reference=True, stages=stages)
 
 
-@pytest.fixture(params=[{}, {"lora": {"r": 4}}], ids=["all weights", "lora"])
+@pytest.fixture(params=[{}, pytest.param({"lora": {"r": 4}}, marks=pytest.mark.slow)], ids=["all weights", "lora"])
 def policy(request):
     return request.param
 

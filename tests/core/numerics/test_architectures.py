@@ -1,7 +1,7 @@
 """Today's architectures: sampler = learner = plain transformers forward, in float32, through the public engine.
 
 Where a layer keeps states, prompts end together, cached sequences are continued from their end only, and prefixes that
-siblings share end in a state with gradient. The quick cases are one for each kind of cache; the rest are slow.
+siblings share end in a state with gradient. Quick cases are few, the slow ones one for each kind of cache.
 """
 
 import logging
@@ -20,7 +20,7 @@ from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import ConfigError, EngineError
-from tests.architectures import ARCHITECTURES, MULTIMODAL, QUICK, make_tiny_architecture, make_tiny_multimodal
+from tests.architectures import ARCHITECTURES, KINDS, MULTIMODAL, make_tiny_architecture, make_tiny_multimodal
 from tests.engines import (
     assert_close,
     compute_gradients,
@@ -35,7 +35,13 @@ from tests.engines import (
 from tests.models import make_tiny_model
 from tests.samples import ask, hold_steps, make_sample, request, sample_replies, sibling_samples, trained_samples
 
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+
+def sort_cases(names, quick, slow):
+    """One quick case, some slow ones, and the long forms."""
+    marks = {quick: ()} | {name: pytest.mark.slow for name in slow if name != quick}
+    return [pytest.param(name, marks=marks.get(name, pytest.mark.fault)) for name in names]
+
+
 TOLERANCE = 1e-4
 """Recurrent scans add many terms in float32; the others stay under 1e-5."""
 
@@ -43,7 +49,7 @@ ALONE = {"jamba", "mamba", "falcon_mamba"}
 """Their modules start from an empty state wherever there are several tokens, so nothing is continued."""
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=sort_cases(ARCHITECTURES, "qwen3_5_text", KINDS))
 def engine(request, tmp_path_factory):
     folder = make_tiny_architecture(tmp_path_factory.mktemp(request.param), request.param)
     with load_engine(folder, max_num_seqs=6) as engine:
@@ -142,9 +148,7 @@ SGD = {"name": "sgd", "learning_rate": 1.0}
 LORA_NAMES = ("qwen3_5_text", "lfm2", "qwen3_moe", "gpt_oss", "llama4_text", "falcon_h1", "nemotron_h", "gemma3n_text")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("lfm2", "gpt_oss") else pytest.param(n, marks=pytest.mark.slow) for n in LORA_NAMES]
-)
+@pytest.mark.parametrize("name", sort_cases(LORA_NAMES, "lfm2", ("gpt_oss", "falcon_h1")))
 def test_a_step_on_shared_prompts_is_the_step_on_rows(name, tmp_path):
     """GRPO's loss, adapters on all linear layers and on the experts; afterwards the sampler uses the new weights."""
     folder = make_tiny_architecture(tmp_path, name)
@@ -158,14 +162,11 @@ def test_a_step_on_shared_prompts_is_the_step_on_rows(name, tmp_path):
         assert_close(*train_twice(engine, sibling_samples(seed=2)))
         samples, error = sample_and_measure(engine)
         assert error <= TOLERANCE
-        for _ in range(3):
-            train(engine, samples)
+        train(engine, samples)
         assert sample_and_measure(engine)[1] <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "family", [f if f == "qwen3_vl" else pytest.param(f, marks=pytest.mark.slow) for f in MULTIMODAL]
-)
+@pytest.mark.parametrize("family", sort_cases(MULTIMODAL, "smolvlm", ("qwen3_vl", "gemma4")))
 def test_the_text_part_of_a_multimodal_checkpoint(family, tmp_path):
     """Sampled and trained alone: towers for pictures and sound are frozen and get no adapters."""
     folder = make_tiny_multimodal(tmp_path / "model", family)
@@ -183,18 +184,23 @@ def test_the_text_part_of_a_multimodal_checkpoint(family, tmp_path):
             assert_close(*train_twice(engine, sibling_samples(seed=2)))
 
 
-def test_states_end_with_the_last_token_of_each_prompt(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def convolutions(tmp_path_factory):
+    with load(make_tiny_architecture(tmp_path_factory.mktemp("lfm2"), "lfm2")) as engine:
+        yield engine
+
+
+def test_states_end_with_the_last_token_of_each_prompt(convolutions, monkeypatch):
     """Mutation check: prompts that are padded on the right feed padding into the states of the shorter ones."""
-    with load(make_tiny_architecture(tmp_path, "lfm2")) as engine:
-        assert sample_and_measure(engine)[1] <= TOLERANCE
-        from_lengths = LeftPadding.from_lengths
-        monkeypatch.setattr(
-            LeftPadding, "from_lengths", lambda lengths, *rest: from_lengths(torch.full_like(lengths, rest[0]), *rest)
-        )
-        assert sample_and_measure(engine)[1] > 0.01
+    assert sample_and_measure(convolutions)[1] <= TOLERANCE
+    from_lengths = LeftPadding.from_lengths
+    monkeypatch.setattr(
+        LeftPadding, "from_lengths", lambda lengths, *rest: from_lengths(torch.full_like(lengths, rest[0]), *rest)
+    )
+    assert sample_and_measure(convolutions)[1] > 0.01
 
 
-def test_only_whole_sequences_are_continued_where_there_are_states(tmp_path):
+def test_only_whole_sequences_are_continued_where_there_are_states(convolutions, monkeypatch):
     """A history that was rewritten near its end is computed again.
 
     Mutation check: continued from its common beginning, it starts from the state after another ending.
@@ -202,21 +208,20 @@ def test_only_whole_sequences_are_continued_where_there_are_states(tmp_path):
     rng = np.random.default_rng(0)
     start, end, other = (tuple(rng.integers(6, 320, n).tolist()) for n in (36, 6, 9))
 
-    def measure(engine):
-        sample_replies(engine, [start + end], 8)
-        before = engine.policy.stats().reused_tokens
-        error = measure_plain_error(engine.model.module, sample_replies(engine, [start + other], 8))
-        return engine.policy.stats().reused_tokens - before, error
+    def measure():
+        convolutions.policy.sampler._prefix_cache.clear()
+        sample_replies(convolutions, [start + end], 8)
+        before = convolutions.policy.stats().reused_tokens
+        error = measure_plain_error(convolutions.model.module, sample_replies(convolutions, [start + other], 8))
+        return convolutions.policy.stats().reused_tokens - before, error
 
-    with load(make_tiny_architecture(tmp_path, "lfm2")) as engine:
-        reused, error = measure(engine)
-        assert reused == 0
-        assert error <= TOLERANCE
-        engine.policy.sampler._prefix_cache.clear()
-        engine.policy.sampler._prefix_cache.whole_only = False
-        reused, error = measure(engine)
-        assert reused == len(start)
-        assert error > 0.01
+    reused, error = measure()
+    assert reused == 0
+    assert error <= TOLERANCE
+    monkeypatch.setattr(convolutions.policy.sampler._prefix_cache, "whole_only", False)
+    reused, error = measure()
+    assert reused == len(start)
+    assert error > 0.01
 
 
 def test_a_model_that_keeps_states_in_its_modules_is_refused(tmp_path, monkeypatch):

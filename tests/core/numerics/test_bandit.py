@@ -86,7 +86,9 @@ def credited(algorithm, groups, reference):
     return samples
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize(
+    "name", [name if name == "grpo" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 async def test_every_algorithm_learns_a_bandit(tiny_model_dir, name):
     algorithm, rng = await make(name, ALGORITHMS[name]), np.random.default_rng(0)
     learner = make_learner(tiny_model_dir, optimizer={"learning_rate": 3e-3}, batch={"steps_per_job": 2})

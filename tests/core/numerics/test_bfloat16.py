@@ -10,9 +10,10 @@ from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.types.sample import LossSpec, Needs
 from tests.engines import CLIPPED, LIKELIHOOD, load_engine
 from tests.engines import make_learner as make
+from tests.models import make_tiny_model
 from tests.samples import random_samples
 
-SMALL = 1e-5
+SMALL = 2e-5
 
 
 def make_learner(folder, dtype, **optimizer) -> Learner:
@@ -36,15 +37,16 @@ def matrices(learner) -> torch.Tensor:
     return torch.cat([p.detach().float().flatten() for p in learner.parameters.values() if p.ndim >= 2])
 
 
-def test_steps_that_are_too_small_for_bfloat16_add_up(tiny_model_dir):
-    """Adam moves a weight by about 1e-5 a step; half a unit in the last place of 0.02 is 6e-5."""
-    samples, moved = random_samples(4), {}
+def test_steps_that_are_too_small_for_bfloat16_add_up(tmp_path):
+    """Adam moves a weight by about 2e-5 a step; half a unit in the last place of 0.01 is 3e-5."""
+    samples, moved = random_samples(1), {}
+    folder = make_tiny_model(tmp_path / "m", num_hidden_layers=1, hidden_size=32)
     for dtype in (torch.float32, torch.bfloat16):
-        learner = make_learner(tiny_model_dir, dtype)
+        learner = make_learner(folder, dtype)
         before = matrices(learner)
         learner.update(samples, LIKELIHOOD, JobProgress(0, 0, 0))
         first = (matrices(learner) - before).abs()
-        for epoch in range(1, 60):
+        for epoch in range(1, 30):
             learner.update(samples, LIKELIHOOD, JobProgress(0, 0, epoch))
         moved[dtype] = matrices(learner) - before
         if dtype == torch.bfloat16:
@@ -102,7 +104,7 @@ def test_deferred_old_logprobs_are_those_from_before_the_job(tiny_model_dir, bat
     assert change < 1e-3
 
 
-@pytest.mark.parametrize("bad_step", [0, 1])
+@pytest.mark.parametrize("bad_step", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_deferred_old_logprobs_are_from_before_the_job_though_a_step_is_skipped(tiny_model_dir, bad_step):
     """Steps of two samples, twice over, in other pairs; advantages that are not finite skip their own steps only."""
     samples = make_unscored(4)

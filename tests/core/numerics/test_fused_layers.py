@@ -104,6 +104,7 @@ def test_a_layer_that_computes_something_else_is_left_alone(tiny_model_dir, monk
     assert norm.__name__ in list_fused(other)
 
 
+@pytest.mark.slow
 def test_a_step_in_bfloat16_has_the_loss_and_the_direction_of_float32(tiny_model_dir):
     found = {}
     for dtype in ("float32", "bfloat16"):

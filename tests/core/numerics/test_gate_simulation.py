@@ -63,21 +63,25 @@ def promoted_share(num_runs, draw, num_confirm, **effects):
 
 
 @pytest.mark.parametrize(
-    ("draw", "num_confirm", "effects"),
+    ("num_runs", "draw", "num_confirm", "effects"),
     [
-        pytest.param(binary, 200, {}, marks=pytest.mark.slow),
-        (binary, 12, {}),
-        pytest.param(binary, 200, {"spread_of_effects": 0.1}, marks=pytest.mark.slow),
-        (binary, 100, {"missing": 0.05}),
-        pytest.param(continuous, 100, {}, marks=pytest.mark.slow),
-        pytest.param(continuous, 12, {}, marks=pytest.mark.slow),
-        pytest.param(lopsided, 40, {}, marks=pytest.mark.slow),
+        (300, binary, 40, {"missing": 0.05}),
+        *(
+            pytest.param(1000, *case, marks=pytest.mark.slow)
+            for case in (
+                (binary, 200, {"spread_of_effects": 0.1}),
+                (binary, 12, {}),
+                (continuous, 12, {}),
+                (lopsided, 40, {}),
+            )
+        ),
     ],
 )
-def test_at_most_five_percent_of_runs_without_an_effect_are_promoted(draw, num_confirm, effects):
-    assert promoted_share(1000, draw, num_confirm, **effects) <= 0.05
+def test_at_most_five_percent_of_runs_without_an_effect_are_promoted(num_runs, draw, num_confirm, effects):
+    assert promoted_share(num_runs, draw, num_confirm, **effects) <= 0.05
 
 
+@pytest.mark.slow
 def test_power_with_binary_scores_is_ninety_percent_at_eight_points_with_1000_examples():
     """Both models share the example's difficulty: a difference has variance 2 E[p (1 - p)] = 0.4, p ~ Beta(2, 2)."""
     assert compute_detectable_effect(1000, spread=0.4**0.5) == pytest.approx(0.065, abs=1e-3)
@@ -88,7 +92,7 @@ def test_power_with_continuous_scores_matches_the_formula():
     spread = 0.25 * 2**0.5
     effect = compute_detectable_effect(100, spread)
     assert effect == pytest.approx(0.1146, abs=1e-4)  # (1.960 + 1.282) * 0.3536 / 10
-    assert promoted_share(200, continuous, 100, effect=1.1 * effect) >= 0.9
+    assert promoted_share(100, continuous, 100, effect=1.1 * effect) >= 0.9
 
 
 MAX_COPIES, MAX_ROWS = 50, 5000
@@ -111,7 +115,8 @@ def draw_repeated(random, num_prompts, mean):
     return [replace(arm, clusters=clusters) for arm in arms]
 
 
-@pytest.mark.parametrize(("num_prompts", "mean"), [(10, 0.5), pytest.param(30, 0.1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_prompts", "mean"), [(10, 0.5), pytest.param(30, 0.1, marks=pytest.mark.fault)])
 def test_repeated_prompts_promote_no_more_than_distinct_ones(num_prompts, mean):
     random = np.random.default_rng([num_prompts, int(100 * mean)])
     arms = [draw_repeated(random, num_prompts, mean) for _ in range(400)]
@@ -120,9 +125,16 @@ def test_repeated_prompts_promote_no_more_than_distinct_ones(num_prompts, mean):
     assert sum(decide(GateConfig(), "reward", *pair).promoted is True for pair in blind) / 200 > 0.06
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_prompts", [10, 30, 100, 1000])
-@pytest.mark.parametrize("mean", [0.1, 0.5, 0.9])
+PROMPTS_AND_MEANS = [(10, 0.5), *((count, mean) for count in (10, 30, 100, 1000) for mean in (0.1, 0.9))]
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "mean"),
+    [
+        pytest.param(*case, marks=pytest.mark.fault if n else pytest.mark.slow)
+        for n, case in enumerate(PROMPTS_AND_MEANS)
+    ],
+)
 def test_the_interval_covers_the_effect_on_repeated_prompts(num_prompts, mean):
     """Of 2,000 intervals 93.5 to 96.5 % cover it; more where few prompts of rare successes make them discrete."""
     random = np.random.default_rng([num_prompts, int(100 * mean), 1])

@@ -130,16 +130,12 @@ def worst(learners, samples, spec, max_tokens, order, num_added):
     return max(max(pair) for pair in shares)
 
 
-many = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+LOSS_KINDS = [("critic", 2), *(pytest.param(kind, 8, marks=pytest.mark.slow) for kind in LOSSES)]
 
 
-QUICK = ("token", "critic")
-LOSS_KINDS = [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in LOSSES]
-
-
-@pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_how_a_step_is_computed_changes_its_gradient_by_rounding_alone(learners, kind):
-    @many
+@pytest.mark.parametrize(("kind", "count"), LOSS_KINDS)
+def test_how_a_step_is_computed_changes_its_gradient_by_rounding_alone(learners, kind, count):
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
     @given(
         samples=steps(paired=kind == "pair", mismatched=kind == "whole step"),
         tokens=st.integers(1, 120),

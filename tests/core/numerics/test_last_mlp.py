@@ -6,6 +6,7 @@ import torch
 from reinforge.engine.model import heads
 from reinforge.engine.model.causal_model import CausalModel, compute_mlp_at, find_last_layer
 from reinforge.engine.model.heads import ChunkedLMHead, split_tokens
+from reinforge.engine.model.loading import load_module
 from reinforge.engine.sampling.fast_llama import MAX_PROMPT
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import token_logprobs
@@ -13,8 +14,12 @@ from tests.engines import assert_close, load_engine
 from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, random_samples, request, sibling_samples
 
+QUICK = ("llama", "gpt2")
 
-@pytest.fixture(scope="module", params=FAMILIES)
+
+@pytest.fixture(
+    scope="module", params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
 def engine(request, tmp_path_factory):
     folder = make_tiny_model(tmp_path_factory.mktemp(request.param), request.param, **FAMILIES[request.param])
     with load_engine(folder, max_num_seqs=5) as engine:
@@ -71,21 +76,19 @@ def test_only_the_last_token_of_a_prompt_is_computed(engine):
 
 def test_a_family_whose_last_mlp_mixes_tokens_is_detected_at_load(tiny_model_dir, monkeypatch):
     """As if an MLP used other tokens of the row."""
-    with load_engine(tiny_model_dir) as engine:
-        module = engine.model.module
-        assert engine.model._last_layer is not None
-        plain = module.model.layers[-1].mlp.forward
-        monkeypatch.setattr(module.model.layers[-1].mlp, "forward", lambda x: plain(x + x.mean(1, keepdim=True)))
-        assert CausalModel(module)._last_layer is None
+    module = load_module(tiny_model_dir, torch.float32)
+    assert CausalModel(module)._last_layer is not None
+    plain = module.model.layers[-1].mlp.forward
+    monkeypatch.setattr(module.model.layers[-1].mlp, "forward", lambda x: plain(x + x.mean(1, keepdim=True)))
+    assert CausalModel(module)._last_layer is None
 
 
 def test_hooks_are_removed_after_an_error(tiny_model_dir):
-    with load_engine(tiny_model_dir) as engine:
-        layer = find_last_layer(engine.model.module)
-        with pytest.raises(MemoryError), compute_mlp_at(torch.tensor([0]), layer):
-            raise MemoryError
-        assert not layer.mlp._forward_hooks
-        assert not layer.mlp._forward_pre_hooks
+    layer = find_last_layer(load_module(tiny_model_dir, torch.float32))
+    with pytest.raises(MemoryError), compute_mlp_at(torch.tensor([0]), layer):
+        raise MemoryError
+    assert not layer.mlp._forward_hooks
+    assert not layer.mlp._forward_pre_hooks
 
 
 def test_chunks_by_hand():

@@ -87,10 +87,14 @@ def test_state_keys_of_each_optimizer():
         assert len(slots - {"step"}) == settings(name).num_moments, "what `check` makes room for"
 
 
-CASES = [(name, {"dtype": dtype}) for name in sorted(EACH) for dtype in ("float32", "bfloat16")]
+CASES = [
+    ("adamw", {"dtype": "bfloat16", "lora": {"r": 4}}),
+    *(pytest.param(name, {"dtype": "bfloat16"}, marks=pytest.mark.slow) for name in EACH),
+    pytest.param("rmsprop_momentum", {"dtype": "float32"}, marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize(("name", "policy"), [*CASES, ("adamw", {"dtype": "bfloat16", "lora": {"r": 4}})], ids=str)
+@pytest.mark.parametrize(("name", "policy"), CASES, ids=str)
 def test_a_checkpoint_and_a_rollback_bring_back_every_bit(tiny_model_dir, tmp_path, name, policy):
     with load(tiny_model_dir, name, **policy) as engine:
         train(engine, 0)

@@ -23,14 +23,12 @@ from tests.models import FAMILIES, make_tiny_model
 from tests.samples import ask, request, sibling_samples, trained_samples
 
 SIZES = (6, 1, 3, 4, 1, 2)
-
-
-QUICK = ("llama", "gemma2", "gpt2")
-"""Families that run without the fast paths in the quick tests too."""
+QUICK = ("llama", "gpt2")
 CASES = [
-    pytest.param((name, fast_paths), id=f"{name}-{kind}", marks=[] if fast_paths or name in QUICK else pytest.mark.slow)
-    for name in FAMILIES
-    for fast_paths, kind in ((True, "fast"), (False, "general"))
+    pytest.param((name, True), id=f"{name}-fast", marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES
+]
+CASES += [
+    pytest.param((name, False), id=f"{name}-general", marks=pytest.mark.slow) for name in ("llama", "gemma2", "gpt2")
 ]
 
 

@@ -196,7 +196,7 @@ def samples_of(engine: Engine, *, by_learner: bool):
     return samples
 
 
-@pytest.mark.parametrize("by_learner", [False, True])
+@pytest.mark.parametrize("by_learner", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_second_iteration_has_the_ratio_of_the_first_update(tiny_model_dir, by_learner):
     with load(tiny_model_dir, num_iterations=1) as engine:
         samples = samples_of(engine, by_learner=by_learner)

@@ -166,12 +166,12 @@ def with_returns(samples, seed=0):
     return samples
 
 
-@pytest.mark.parametrize("shares_trunk", [True, False])
+@pytest.mark.parametrize("shares_trunk", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_value_head_learns_a_known_return(load, shares_trunk):
     """A token of the prompt determines the return; the policy gets no gradient."""
-    engine = load(num_iterations=60, rate=1e-3, shares_trunk=shares_trunk)
+    engine = load(num_iterations=40, rate=1e-3, shares_trunk=shares_trunk)
     before = engine.fingerprint()
-    samples = random_samples(12)
+    samples = random_samples(8)
     for number, sample in enumerate(samples):
         sample.token_ids[0] = 10 + number % 2
         sample.weight, sample.advantages = 1.0, np.zeros(len(sample), np.float32)
@@ -219,6 +219,7 @@ def test_a_critic_exists_only_on_request(load, tmp_path):
         load(capped)
 
 
+@pytest.mark.slow
 def test_a_bandit_is_learned(load):
     """Tokens below 100 are the good arm, about a third of the policy's first samples."""
     engine, algorithm = load(steps_per_job=2, num_iterations=2, rate=3e-3), PPO()

@@ -63,6 +63,7 @@ def test_weights_in_4_bits_are_near_the_weights_that_were_loaded(tiny_model_dir)
     assert held - left == linear * 4 * 7 / 8
 
 
+@pytest.mark.slow
 def test_a_checkpoint_resumes_to_the_same_bits(tiny_model_dir, tmp_path):
     with load(tiny_model_dir) as engine:
         samples = sample(engine)

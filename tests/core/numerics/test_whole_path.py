@@ -1,16 +1,20 @@
 """Each loss through the whole learner: its gradient does not depend on micro-batches, prefixes or order."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 
 from reinforge.engine.losses.base import find_loss
+from reinforge.engine.model.loading import load_module
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.learner import JobProgress
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.engine.training.shared_prefix import make_sharing_masks
 from reinforge.types.sample import LossSpec
+from tests.engines import copy_weights
 from tests.engines import make_learner as make
 from tests.samples import sibling_samples
 
@@ -44,9 +48,15 @@ class RecordingOptimizer:
             parameter.grad = None
 
 
+@cache
+def load_once(folder):
+    return load_module(folder, torch.float64)
+
+
 def make_learner(folder, max_tokens=100_000, share=False):
+    """A learner whose steps change no weight, so that all learners of a folder have one module."""
     batch, optimizer = {"micro_batch_tokens": max_tokens}, {"max_grad_norm": 1e9}
-    learner = make(folder, torch.float64, batch=batch, optimizer=optimizer)
+    learner = make(load_once(folder), batch=batch, optimizer=optimizer)
     learner.masks = make_sharing_masks(learner.model) if share else None
     learner.optimizer = RecordingOptimizer(learner.parameters.values())
     return learner
@@ -77,7 +87,17 @@ def step(learner, samples, spec):
     return metrics, learner.optimizer.gradients
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+QUICK = ("grpo", "dpo")
+"""One loss of a number for each token, and one of a number for each pair."""
+
+
+def each_loss(names):
+    return pytest.mark.parametrize(
+        "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    )
+
+
+@each_loss(LOSSES)
 def test_how_a_step_is_computed_changes_nothing(tiny_model_dir, name):
     """One batch or many, prefixes shared or not, any order: the same loss, metrics and gradient."""
     samples = off_policy_samples(tiny_model_dir, name)
@@ -115,17 +135,17 @@ def test_a_loss_of_one_number_a_sample_is_a_weighted_mean_over_samples(tiny_mode
         assert len(set(weights)) > 1, "weights that differ, or this shows nothing"
 
 
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - WITHOUT_VALUE))
+@each_loss(sorted(set(LOSSES) - WITHOUT_VALUE))
 def test_the_gradient_is_the_slope_of_the_loss(tiny_model_dir, name):
     """Along the gradient the loss of the whole step rises by the gradient's norm."""
     samples = off_policy_samples(tiny_model_dir, name)
     learner = make_learner(tiny_model_dir, 60, share=True)
     metrics, gradients = step(learner, samples, LOSSES[name])
-    losses = []
-    for size in (1e-4, -2e-4):
+    losses, before = [], copy_weights(learner)
+    for size in (1e-4, -1e-4, 0.0):
         with torch.no_grad():
-            for parameter, gradient in zip(learner.parameters.values(), gradients, strict=True):
-                parameter += size * gradient / metrics["grad_norm"]
+            for (path, parameter), gradient in zip(learner.parameters.items(), gradients, strict=True):
+                parameter.copy_(before[path] + size * gradient / metrics["grad_norm"])
         losses.append(step(learner, samples, LOSSES[name])[0]["loss"])
     slope = (losses[0] - losses[1]) / 2e-4
     assert slope == pytest.approx(metrics["grad_norm"], rel=1e-4)
