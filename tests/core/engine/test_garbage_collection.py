@@ -5,12 +5,14 @@ import weakref
 
 import pytest
 
+from reinforge.engine import garbage_collection
 from reinforge.engine.garbage_collection import THRESHOLDS, limit_garbage_collection
 
 
 @pytest.fixture(autouse=True)
-def unfrozen():
+def unfrozen(monkeypatch):
     """Undoes the freeze of `tests/conftest.py` during these tests."""
+    monkeypatch.setattr(garbage_collection, "_is_limited", False)
     gc.unfreeze()
     yield
     gc.unfreeze()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from reinforge.config.policy import PolicyConfig
+from reinforge.engine import garbage_collection
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import THRESHOLDS
 from reinforge.engine.model import attention
@@ -107,6 +108,7 @@ def uses_garbage_collection(folder, enabled, monkeypatch):
 
     run = ScriptedRun(folder, reward=reward)
     run.settings["finetuning"]["policy"] = {"fast_paths": enabled}
+    monkeypatch.setattr(garbage_collection, "_is_limited", False)
     gc.unfreeze()  # `tests/conftest.py` froze objects, which leaves the collector alone
     before = gc.get_threshold()
     try:
