@@ -14,10 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.mod
 
 from reinforge.engine import garbage_collection
 from reinforge.limits import PREFIX, get_limits
-from reinforge.runs.page import page
-from reinforge.runs.page.elements import build
 from tests.models import make_tiny_model
-from tests.project import Project
+from tests.project import Project, leave_out_plots_and_pages
 from tests.protocols.openai_service import OpenAIService
 
 KEEPS_NO_BYTECODE = sys.dont_write_bytecode
@@ -87,12 +85,9 @@ def pages() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_plots_and_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without a plot and with an empty page: they have tests of their own, and each is a fifth of a short run."""
-    if "plots" not in request.fixturenames:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-    if "pages" not in request.fixturenames:
-        monkeypatch.setattr(page, "read_content", lambda *arguments: None)
-        monkeypatch.setattr(page, "build_page", lambda content: build("html"))
+    """Plots and pages have tests of their own."""
+    names = request.fixturenames
+    leave_out_plots_and_pages(monkeypatch, plots="plots" not in names, pages="pages" not in names)
 
 
 @pytest.fixture

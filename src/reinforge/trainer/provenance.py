@@ -308,9 +308,10 @@ def _list_imported_files(root: Path) -> Iterator[Path]:
     below = os.path.join(root, "")
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
     for file in [*files, *IMPORTED_FILES]:  # some thousand, of which few are the project's: paths as text are quick
-        if isinstance(file, str) and (place := _resolve(file)).startswith(below):
-            if is_own_file(path := Path(place), root):
-                yield path
+        if not isinstance(file, str) or not (place := _resolve(file)).startswith(below):
+            continue
+        if is_own_file(path := Path(place), root):
+            yield path
 
 
 @cache

@@ -139,6 +139,7 @@ async def careless_agent(item, llm, context):
 async def run_careless_agent(folder):
     run = ScriptedRun(folder, workflow=careless_agent, reward=lambda output, expected: float(output == "1"))
     run.adapter.server = ToolPolicy(write_calls)
+    run.settings["finetuning"]["num_epochs"] = 1
     run.settings["eval"]["general"]["dataset"]["rows"] = [{"id": i, "question": f"q{i}"} for i in range(16)]
     await run.run()
     rows = read_rows(folder / "r", "SELECT outcome, data FROM episodes")

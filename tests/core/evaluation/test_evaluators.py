@@ -196,6 +196,7 @@ def sum_of_steps(item):
 
 async def test_a_reward_computed_from_steps_trains(tmp_path):
     run = LearningRun(tmp_path, workflow=marking, reward=sum_of_steps)
+    run.settings["trajectory_builders"]["builder"]["examples_per_epoch"] = 4
     summary = await run.run()
     assert (summary.status, summary.num_jobs) == ("completed", 2), summary.reason
     rewards = [

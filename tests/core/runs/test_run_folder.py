@@ -22,6 +22,7 @@ from reinforge.runs.removal import find_obstacle
 from reinforge.runs.run_folder import check_run_name, read_runs
 from reinforge.trainer.options import RunOptions
 from tests.project import call as call_main
+from tests.project import leave_out_plots_and_pages
 from tests.scripted_run import ScriptedRun
 
 
@@ -48,6 +49,7 @@ class Saving(ScriptedRun):
     def __init__(self, folder):
         super().__init__(folder, reward=lambda output, expected: float(output[-1]), count=60)
         self.settings["finetuning"] |= {"num_epochs": 1, "gate": {"num_samples": 1}}
+        self.settings["trajectory_builders"]["builder"]["examples_per_epoch"] = 4
         adapter = self.adapter
         adapter.server.script = lambda request: f"answer {9 if adapter.server.version else request.sampling.seed % 3}"
 
@@ -67,7 +69,8 @@ class Saving(ScriptedRun):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "runs"
-    with umask(0o022):
+    with umask(0o022), pytest.MonkeyPatch.context() as patch:
+        leave_out_plots_and_pages(patch)
         summary = asyncio.run(Saving(folder).run())
     assert (summary.status, summary.promoted) == ("completed", True)
     return folder
@@ -209,7 +212,7 @@ def bad_row(statement):
 @pytest.mark.parametrize(
     "spoil",
     [
-        rewrite("config.yml", "[" * 5000),
+        rewrite("config.yml", "[" * 500),
         rewrite("config.yml", "finetuning: {num_epochs: [[1]]}"),
         rewrite("config.yml", "finetuning: &a {num_epochs: 1, x: *a}"),
         link("config.yml", "/dev/zero"),
