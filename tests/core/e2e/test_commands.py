@@ -422,15 +422,8 @@ def test_env_names_secrets_without_their_values():
     assert ["LANG", "C"] in lines
 
 
-@pytest.mark.parametrize(
-    ("torch", "expected"),
-    [
-        ("None", "unknown: torch is not installed"),
-        ("type(sys)('torch')", "unknown: "),  # an installation without its parts
-    ],
-)
-def test_env_works_where_torch_does_not(torch, expected):
-    code = f"import sys\nsys.modules['torch'] = {torch}\nfrom reinforge.cli import main\nmain(['env', '--json'])"
+def test_env_works_where_torch_does_not():
+    code = "import sys\nsys.modules['torch'] = None\nfrom reinforge.cli import main\nmain(['env', '--json'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["machine"]["accelerators"].startswith(expected)
+    assert json.loads(done.stdout)["machine"]["accelerators"] == "unknown: torch is not installed"

@@ -218,7 +218,7 @@ def test_the_pages_settings_for_a_training_server_of_your_own(project, remote):
 
 
 def test_a_run_of_a_remote_model_resumes_without_training_twice(project, remote):
-    use_remote(project, remote).set("finetuning.limits", {"max_tokens": 60})
+    use_remote(project, remote).set("finetuning.limits", {"max_tokens": 50})
     project.shrink(3).finetune(code=5)
     assert len(remote.submitted) == 2
     unlimited = ("-o", "finetuning.limits.max_tokens", "100000")

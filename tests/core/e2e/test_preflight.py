@@ -144,6 +144,7 @@ def test_a_long_epoch_is_predicted_from_a_small_one(project):
 def test_a_probe_ends_when_its_time_is_up(project):
     """An episode takes 1 s, 16 at a time: 20 examples, 10 of select and 5 epochs of 128 would take a minute."""
     project.write_agent(SLOW_AGENT.format(seconds=1))
+    project.set("trajectory_builders.builder", {"_type": "group", "examples_per_epoch": 16})
     started = time.monotonic()
     found = report(project, "--probe_seconds", "5")
     rest_s = time.monotonic() - started - next(p["seconds"] for p in found["time"]["parts"] if p["name"] == "start")

@@ -130,6 +130,7 @@ def test_a_run_that_was_not_made_here_imports_nothing_until_its_project_is_named
     assert (received / "imported.txt").exists()
 
 
+@pytest.mark.slow
 def test_without_the_seal_a_received_run_imports_what_it_names(received, monkeypatch):
     """Mutation check: the code runs before anything is asked, and the run ends on what it did not find."""
     monkeypatch.setattr(resume, "is_own_run", lambda folder, project_root, seal: True)
