@@ -9,7 +9,6 @@ import pytest
     ("algorithm", "told"),
     [
         pytest.param({"_type": "gspo", "clip_low": 0.05, "clip_high": 0.05}, "clip_fraction", marks=pytest.mark.slow),
-        ({"_type": "reinforce_pp", "kl_coef": 0.01}, "ratio"),
         pytest.param({"_type": "rejection_sampling", "best_k": 2}, "entropy", marks=pytest.mark.slow),
         ({"_type": "sft", "min_reward": 0.1}, "loss"),
         ({"_type": "dpo", "sft_coef": 0.5, "pairs": "all", "min_margin": 0.2}, "margin"),
@@ -40,10 +39,11 @@ def test_an_epoch_with_fewer_examples_than_asked_for_is_empty_and_says_why(proje
 
 
 def test_reinforce_pp_needs_no_siblings(project):
-    project.set("finetuning.num_epochs", 2).set("finetuning.algorithm", {"_type": "reinforce_pp"})
+    project.set("finetuning.num_epochs", 2).set("finetuning.algorithm", {"_type": "reinforce_pp", "kl_coef": 0.01})
     project.settings["trajectory_builders"]["builder"].update(num_generations=1, examples_per_epoch=8)
     project.finetune(code=0)
     assert [version["num_updates"] for version in project.summary["policy_versions"]][1:] == [4, 4]
+    assert all("ratio" in row and row["direction"] > 0 for row in project.metrics)
 
 
 CHOOSER = """

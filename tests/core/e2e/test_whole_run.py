@@ -78,6 +78,10 @@ def test_an_agent_that_cannot_improve_is_not_promoted_and_says_so(project):
     assert project.summary["promoted"] is False
     assert not (project.run / "model").exists()
     assert "promoted    no" in result.output
+    note = 'no reward plot: matplotlib is not installed; install it with pip install "reinforge[plot]"'
+    assert note in result.output, "the other tests run without it, too"
+    assert not (project.run / "reward_plot.png").exists()
+    assert "reward_plot.png" not in (project.run / "report.md").read_text() + result.output
 
 
 _COIN = """
@@ -113,12 +117,3 @@ async def agent(item, llm, context):
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
     return reply.choices[0].message.content
 """
-
-
-def test_a_run_without_matplotlib_says_that_there_is_no_plot(project, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = project.shrink().finetune(code=0)
-    assert 'no reward plot: matplotlib is not installed; install it with pip install "reinforge[plot]"' in result.output
-    assert not (project.run / "reward_plot.png").exists()
-    assert "reward_plot.png" not in (project.run / "report.md").read_text()
-    assert "reward_plot.png" not in result.output
