@@ -12,11 +12,10 @@ import stamina
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests share cores, and libgomp's workers spin
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that `from tests.models import ...` works under importlib
 
+from reinforge.engine import garbage_collection
 from reinforge.limits import PREFIX, get_limits
-from reinforge.runs.page import page
-from reinforge.runs.page.elements import build
 from tests.models import make_tiny_model
-from tests.project import Project
+from tests.project import Project, leave_out_plots_and_pages
 from tests.protocols.openai_service import OpenAIService
 
 KEEPS_NO_BYTECODE = sys.dont_write_bytecode
@@ -27,6 +26,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now lasts: without this each of some hundred runs looks through it for 0.4 s."""
     sys.dont_write_bytecode = KEEPS_NO_BYTECODE
     gc.freeze()
+    garbage_collection._is_limited = True  # each run would count what is frozen, for 0.06 s
 
 
 @pytest.fixture(scope="session")
@@ -85,12 +85,9 @@ def pages() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_plots_and_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without a plot and with an empty page: they have tests of their own, and each is a fifth of a short run."""
-    if "plots" not in request.fixturenames:
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-    if "pages" not in request.fixturenames:
-        monkeypatch.setattr(page, "read_content", lambda *arguments: None)
-        monkeypatch.setattr(page, "build_page", lambda content: build("html"))
+    """Plots and pages have tests of their own."""
+    names = request.fixturenames
+    leave_out_plots_and_pages(monkeypatch, plots="plots" not in names, pages="pages" not in names)
 
 
 @pytest.fixture

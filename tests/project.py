@@ -8,6 +8,8 @@ import yaml
 from click.testing import CliRunner
 
 from reinforge.cli import main
+from reinforge.runs.page import page
+from reinforge.runs.page.elements import build
 
 AGENT = """
 from reinforge import PolicyFailure
@@ -55,6 +57,15 @@ def call(*arguments, code=None, **options):
     return result
 
 
+def leave_out_plots_and_pages(patch, *, plots=True, pages=True):
+    """Lets runs draw no plot and write an empty page: each is a fifth of a short run."""
+    if plots:
+        patch.setitem(sys.modules, "matplotlib", None)
+    if pages:
+        patch.setattr(page, "read_content", lambda *arguments: None)
+        patch.setattr(page, "build_page", lambda content: build("html"))
+
+
 class Project:
     """A folder with everything that a run needs; change what you like, then `finetune`."""
 
@@ -78,6 +89,16 @@ class Project:
             block = block.setdefault(key, {})
         block[last] = value
         return self
+
+    def shrink(self, num_epochs=1):
+        """Makes the run as short as one can be: four groups of four an epoch."""
+        self.settings["trajectory_builders"]["builder"] |= {"num_generations": 4, "examples_per_epoch": 4}
+        return self.set("finetuning.num_epochs", num_epochs)
+
+    def learn(self):
+        """Makes the model improve in three short epochs."""
+        self.settings["trajectory_builders"]["builder"]["examples_per_epoch"] = 8
+        return self.set("finetuning.num_epochs", 3).set("finetuning.policy.optimizer.learning_rate", 1e-2)
 
     def write_files(self):
         """Writes data and configuration; a `run.yml` that is there stays."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from reinforge.config.finetuning_blocks import SamplingConfig
 from reinforge.engine.checkpoint import hide_progress_bars
-from reinforge.engine.model.architecture import import_bitsandbytes
+from reinforge.engine.model.architecture import import_peft
 from reinforge.engine.model.hub import check_model_source
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.model.model_files import ADAPTER_CONFIG
@@ -33,7 +33,7 @@ def load_merged(folder: Path) -> nn.Module:
         check_model_source(folder, WHERE)
         base = open_source(held, WHERE)
         module = load_module(base.location, torch.float32, base.revision)
-    import_bitsandbytes()
+    import_peft()
     from peft import PeftModel
 
     with (

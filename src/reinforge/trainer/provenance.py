@@ -308,7 +308,7 @@ def _list_imported_files(root: Path) -> Iterator[Path]:
     below = os.path.join(root, "")
     files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
     for file in [*files, *IMPORTED_FILES]:  # some thousand, of which few are the project's: paths as text are quick
-        if not isinstance(file, str) or not os.path.isabs(file) or not (place := _resolve(file)).startswith(below):
+        if not isinstance(file, str) or not (place := _resolve(file)).startswith(below):
             continue
         if is_own_file(path := Path(place), root):
             yield path
@@ -316,7 +316,9 @@ def _list_imported_files(root: Path) -> Iterator[Path]:
 
 @cache
 def _resolve(file: str) -> str:
-    """Returns an absolute path without symbolic links, looking at each folder once."""
+    """Returns an absolute path without symbolic links, looking at each folder once; a relative one is left out."""
+    if not os.path.isabs(file):
+        return ""
     folder, name = os.path.split(file)
     place = os.path.join(_resolve_folder(folder), name)
     return os.path.realpath(place) if os.path.islink(place) else place

@@ -28,12 +28,12 @@ def talk(project):
         project.settings["trajectory_builders"]["builder"] = {
             "_type": "agents",
             "num_generations": 4,
-            "examples_per_epoch": 8,
+            "examples_per_epoch": 4,
             **(builder or {}),
         }
         project.set("finetuning.num_epochs", epochs).set("finetuning.algorithm", algorithm)
         project.set("finetuning.policy.batch.steps_per_job", 2)
-        project.rows = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(48)]
+        project.rows = [{"id": str(i), "question": f"say {i}", "answer": "accept"} for i in range(32)]
         return project
 
     return make

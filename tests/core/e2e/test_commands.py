@@ -29,17 +29,6 @@ def written(project):
     return project.save()
 
 
-def test_check_imports_no_torch(written):
-    code = (
-        "import sys\nfrom reinforge.cli import main\n"
-        "try: main(['check', 'run.yml', '-o', 'finetuning.seed', 'x'], prog_name='reinforge')\n"
-        "finally: print(bool({'torch', 'transformers'} & sys.modules.keys()), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.rstrip().endswith("False"), "torch or transformers was imported"
-
-
 def test_check_of_a_valid_file_lists_the_settings_in_effect(written):
     result = call("check", "run.yml", code=0)
     for expected in ("38 train, 10 select, 16 confirm", "GiB free", "run.yml is valid", "num_generations 8"):
@@ -180,7 +169,7 @@ def test_with_a_validation_dataset_the_whole_dataset_is_trained_on(written):
     written.write("validation.json", json.dumps(rows))
     result = call("check", "run.yml", "-o", "finetuning.run_configuration.validation_dataset", "validation.json")
     assert "64 train, 6 select, 10 confirm" in result.output, result.output
-    written.set("finetuning.num_epochs", 1).save()
+    written.shrink().save()
     result = call("finetune", "run.yml", "--run_name", "r", "--validation_dataset", "validation.json", code=0)
     assert written.summary["final"]["num_examples"] == 6
 
@@ -201,7 +190,7 @@ def test_the_eval_section_of_a_validation_file_is_used_for_validation(written):
         "held_out.jsonl", "".join(json.dumps({"id": f"h{i}", "question": f"hear {i}"}) + "\n" for i in range(16))
     )
     written.write("other.yml", OTHER_FILE)
-    written.set("finetuning.num_epochs", 1).save()
+    written.shrink().save()
     result = call("finetune", "run.yml", "--run_name", "r", "--validation_config_file", "other.yml", code=0)
     assert "with vowels on the examples of other.yml" in result.output
     assert written.summary["final"]["num_examples"] == 6
@@ -433,15 +422,8 @@ def test_env_names_secrets_without_their_values():
     assert ["LANG", "C"] in lines
 
 
-@pytest.mark.parametrize(
-    ("torch", "expected"),
-    [
-        ("None", "unknown: torch is not installed"),
-        ("type(sys)('torch')", "unknown: "),  # an installation without its parts
-    ],
-)
-def test_env_works_where_torch_does_not(torch, expected):
-    code = f"import sys\nsys.modules['torch'] = {torch}\nfrom reinforge.cli import main\nmain(['env', '--json'])"
+def test_env_works_where_torch_does_not():
+    code = "import sys\nsys.modules['torch'] = None\nfrom reinforge.cli import main\nmain(['env', '--json'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["machine"]["accelerators"].startswith(expected)
+    assert json.loads(done.stdout)["machine"]["accelerators"] == "unknown: torch is not installed"

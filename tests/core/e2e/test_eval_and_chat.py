@@ -53,7 +53,7 @@ def test_a_model_in_the_place_of_the_configured_one_has_its_own_revision(project
 
 
 def test_the_result_of_a_run_is_evaluated_and_chats(project):
-    project.finetune("--require_improvement", code=0)
+    project.learn().finetune("--require_improvement", code=0)
     base = evaluate(project, "--split", "confirm")
     tuned = evaluate(project, "--split", "confirm", "--model", "r")
     assert tuned["model"].endswith("r/model (the promoted model)")

@@ -52,7 +52,7 @@ def run(tmp_path, tiny_model_dir, monkeypatch):
 
 def test_a_limit_ends_in_a_summary_that_says_how_to_resume_from_python(run, tmp_path, capsys):
     limits = {"limits": {"max_tokens": 1}}
-    summary = run(epochs=3, settings=limits, progress=PlainProgress())
+    summary = run(epochs=2, settings=limits, progress=PlainProgress())
     assert summary.status == "stopped"
     assert summary.reason.startswith("limits.max_tokens reached: ")
     shown = capsys.readouterr().err
@@ -60,7 +60,11 @@ def test_a_limit_ends_in_a_summary_that_says_how_to_resume_from_python(run, tmp_
     resume = f"resume with: reinforge.finetune(..., resume={str(tmp_path / 'r')!r}) with the same agent"
     assert resume in shown
     assert "reinforge finetune --resume" not in shown
-    assert run(epochs=3, run_name=None, resume="last").status == "completed"
+    listed = call("runs", "list", "--output_dir", str(tmp_path)).output
+    assert f"resume r with: reinforge.finetune(..., resume={str(tmp_path / 'r')!r})" in listed
+    refused = call("finetune", "--resume", str(tmp_path / "r"), code=2)
+    assert "was passed to reinforge.finetune in Python; resume the run there" in refused.output, refused.output
+    assert run(epochs=2, run_name=None, resume="last").status == "completed"
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_run(run, tmp_path, monkeypatch):
@@ -68,14 +72,6 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(run, tmp_path, monkeyp
     with pytest.raises(ConfigError, match=r"has 0.0 GiB free, but the checkpoints need"):
         run()
     assert not (tmp_path / "r").exists()
-
-
-def test_the_command_line_says_how_a_run_from_python_is_resumed(run, tmp_path):
-    run(epochs=3, settings={"limits": {"max_tokens": 1}})
-    listed = call("runs", "list", "--output_dir", str(tmp_path)).output
-    assert f"resume r with: reinforge.finetune(..., resume={str(tmp_path / 'r')!r})" in listed
-    refused = call("finetune", "--resume", str(tmp_path / "r"), code=2)
-    assert "was passed to reinforge.finetune in Python; resume the run there" in refused.output, refused.output
 
 
 def test_a_name_that_is_taken_says_what_to_do_and_overwrite_replaces_the_run(run, tmp_path):
@@ -90,7 +86,7 @@ def test_a_name_that_is_taken_says_what_to_do_and_overwrite_replaces_the_run(run
     assert (tmp_path / "r" / "mark").exists(), "an invalid call removes nothing"
     (tmp_path / "r" / "mark").unlink()
     before = (tmp_path / "r" / "summary.json").stat().st_ino
-    assert run(overwrite=True, epochs=2).status == "completed"
+    assert run(overwrite=True).status == "completed"
     assert (tmp_path / "r" / "summary.json").stat().st_ino != before
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("r",)] == []
 
@@ -132,7 +128,7 @@ def flat(output, expected):
         ({"settings": {"policy": None}}, ConfigError),
         ({"algorithm": "gropo"}, ConfigError),
         ({"output_dir": __file__}, StorageError),
-        ({"epochs": 4, "reward": flat}, JobFailed),
+        ({"reward": flat, "settings": {"limits": {"max_empty_updates": 1, "max_refills": 0}}}, JobFailed),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -67,7 +67,7 @@ def judged(written):
     """The project with a second entry in `llms`, which no agent calls."""
     judge = {"_type": "openai", "model_name": "judge", "base_url": "http://127.0.0.1:9/v1", "api_key": "none"}
     written.settings["llms"]["judge"] = judge
-    written.set("finetuning.num_epochs", 1).save()
+    written.shrink().save()
     return written
 
 

@@ -175,6 +175,7 @@ def test_text_that_is_not_escaped_reaches_the_terminal(planted, monkeypatch):
     assert "\x1b]0;pwn\x07" in call("runs", "show", "runs/r", "--episode", "0").output
 
 
+@pytest.mark.slow
 def test_errors_that_are_not_redacted_put_the_key_into_the_journal(tiny_model_dir, tmp_path):
     """Mutation check."""
     with serve_in_thread(OpenAIServer(echo)) as server:

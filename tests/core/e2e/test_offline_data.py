@@ -76,7 +76,10 @@ def count_tokens(offline):
     return [row["num_tokens"] for row in offline.history]
 
 
-@pytest.mark.parametrize("algorithm", [{"_type": "sft"}, {"_type": "rejection_sampling", "best_k": None}])
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"_type": "sft"}, pytest.param({"_type": "rejection_sampling", "best_k": None}, marks=pytest.mark.slow)],
+)
 def test_only_rows_that_reach_min_reward_are_trained(scored, algorithm):
     scored.set("finetuning.algorithm", {**algorithm, "min_reward": 0.5})
     scored.finetune(code=0)
@@ -139,7 +142,7 @@ def test_kto_learns_from_thumbs_alone(offline, shape):
     offline.rows = [
         {"prompt": f"say {n}", "completion": "no" if n % 2 else "yes", "label": n % 2 == 0} for n in range(48)
     ]
-    offline.set("finetuning.algorithm", {"_type": "kto", "beta": 0.05}).set("finetuning.num_epochs", 8)
+    offline.set("finetuning.algorithm", {"_type": "kto", "beta": 0.05}).set("finetuning.num_epochs", 6)
     if shape == "lora":
         offline.set("finetuning.policy.lora", {"r": 8, "lora_alpha": 16})
     offline.set("eval.evaluators", {"right": {"_type": "contains", "texts": "yes"}})

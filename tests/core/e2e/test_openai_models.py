@@ -48,7 +48,7 @@ async def test_an_advisor_and_a_judge_are_not_trained_and_the_key_stays_secret(p
     caplog.set_level(logging.DEBUG)
     project.write_agent(ADVISED)
     project.rows = project.rows[:24]
-    project.set("finetuning.num_epochs", 1).set("workflow.llm", "agent")
+    project.shrink().set("workflow.llm", "agent")
     async with (
         OpenAIServer(says("say aaa")) as advisor,
         OpenAIServer(fails(503, f"the key {KEY} is fine"), says(VERDICT)) as judge,

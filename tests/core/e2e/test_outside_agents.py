@@ -108,6 +108,7 @@ def test_an_agent_that_never_calls_is_told(project, caplog):
     assert "OPENAI_BASE_URL" in result.output.partition("episodes called the model")[2]
 
 
+@pytest.mark.slow
 def test_the_template_of_coding_agents_is_trained_by_the_reward_of_its_tests(tmp_path, tiny_model_dir, monkeypatch):
     """A program stands for the coding agent: it breaks the repository or leaves it, as the model says."""
     monkeypatch.chdir(tmp_path)

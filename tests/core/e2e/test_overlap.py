@@ -62,7 +62,7 @@ def test_a_run_that_samples_while_it_trains_reaches_the_same_verdict(project):
 
 
 def test_adapters_are_trained_while_a_copy_of_them_samples(project):
-    project.set("finetuning.policy.lora", {"r": 4}).set("finetuning.num_epochs", 3)
+    project.set("finetuning.policy.lora", {"r": 4}).shrink(3)
     finish(project, 1)
     assert_bounded(project)
 

@@ -58,18 +58,18 @@ def use_trainer(project, service, num_epochs, **settings):
 
 @pytest.mark.parametrize("returns_statuses", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_best_model_is_named_although_no_checkpoint_holds_it(project, remote, returns_statuses):  # noqa: F811
-    result = use_trainer(project, remote, 4, returns_statuses=returns_statuses).finetune(code=0)
+    result = use_trainer(project, remote, 2, returns_statuses=returns_statuses).finetune(code=0)
     summary = project.summary
-    assert summary["num_jobs"] == 4
+    assert summary["num_jobs"] == 2
     assert summary["final"]["mean"] > summary["baseline"]["mean"] + 0.2
     assert "no checkpoint beat the base model" not in result.output
-    assert "best        the model after epoch 3, " in result.output
+    assert "best        the model after epoch 1, " in result.output
     assert "the backend saves no checkpoint of it" in result.output
 
 
 def test_a_trainer_that_submits_no_job_does_not_end_as_trained(project, remote):  # noqa: F811
-    result = use_trainer(project, remote, 6, submits=False).finetune(code=3)
-    assert "nothing was trained: PlainTrainer collected 6 times and submitted no job" in result.output
+    result = use_trainer(project, remote, 2, submits=False).shrink(2).finetune(code=3)
+    assert "nothing was trained: PlainTrainer collected 2 times and submitted no job" in result.output
     assert (project.summary["status"], project.summary["can_resume"], project.summary["num_jobs"]) == (
         "failed",
         False,
@@ -108,7 +108,9 @@ async def test_an_unhealthy_backend_is_noticed_around_any_trainer(tmp_path):
 
 
 def test_a_run_without_a_job_may_end_well_if_it_is_asked_to(project, remote):  # noqa: F811
-    assert "submitted no job in 1 epoch (" in use_trainer(project, remote, 1, submits=False).finetune(code=3).output
+    assert "submitted no job in 1 epoch (" in (
+        use_trainer(project, remote, 1, submits=False).shrink().finetune(code=3).output
+    )
     project.save()
     allowed = ("-o", "finetuning.limits.allow_no_training", "true")
     result = call("finetune", "run.yml", "--run_name", "r2", *allowed, code=0)

@@ -14,7 +14,7 @@ from reinforge.rollout.models.local_llm import LocalLLM
 from tests.loop_thread import serve_in_thread
 from tests.models import make_tiny_model
 from tests.openai_server import OpenAIServer
-from tests.project import call
+from tests.project import Project, call, leave_out_plots_and_pages
 
 ROOT = Path(__file__).parents[3]
 SFT = {"num_epochs": 2, "algorithm": {"_type": "sft"}, "trajectory_builder": "rows", "dataset": "shown.jsonl"}
@@ -31,6 +31,7 @@ def write_rows(project, name, rows):
 def staged(project):
     """A project with demonstrations of vowels, on examples that the run does not have."""
     project.set("trajectory_builders.rows", {"_type": "dataset"})
+    project.set("trajectory_builders.builder.examples_per_epoch", 4)
     project.set("finetuning.policy.schedule", {"warmup_steps": 0})
     write_rows(project, "shown.jsonl", [{"prompt": f"tell {n}", "completion": "aeiou"} for n in range(24)])
     return project
@@ -39,8 +40,6 @@ def staged(project):
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory, tiny_model_dir):
     """The tiny model after supervised training on vowels: the model/ of a run of its own."""
-    from tests.project import Project
-
     folder = tmp_path_factory.mktemp("teacher")
     project = Project(folder, tiny_model_dir)
     write_rows(project, "shown.jsonl", [{"prompt": f"say {n}", "completion": "aeiou"} for n in range(64)])
@@ -48,6 +47,7 @@ def teacher(tmp_path_factory, tiny_model_dir):
     project.set("eval.general.dataset", {"_type": "jsonl", "file_path": "shown.jsonl"})
     project.set("finetuning.policy.optimizer.learning_rate", 0.01).set("finetuning.num_epochs", 4)
     with pytest.MonkeyPatch.context() as patch:
+        leave_out_plots_and_pages(patch)
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         result = project.finetune("--require_improvement")
@@ -73,6 +73,7 @@ def test_three_stages_are_one_run_with_one_verdict(staged, teacher, pages):
     staged.set(
         "finetuning.pipeline", {"sft": {**SFT, "num_epochs": 1}, "distill": {"num_epochs": 2, **DISTILL}, "grpo": GRPO}
     )
+    staged.set("trajectory_builders.builder.examples_per_epoch", 16)
     del staged.settings["finetuning"]["num_epochs"]
     result = staged.finetune("--require_improvement", code=0)
     rows, summary = staged.history, staged.summary
@@ -127,7 +128,7 @@ def test_an_endpoint_that_goes_down_ends_the_run_which_resumes_with_the_same_epi
         collected, endpoint.limit = staged.summary["episodes"], 10**6
         call("finetune", "--resume", str(staged.run), code=0)
     assert [row["num_updates"] for row in staged.history] == [4]
-    assert collected["ok"] == 10 + 128, "the baseline and the epoch, which does not run again"
+    assert collected["ok"] == 10 + 32, "the baseline and the epoch, which does not run again"
 
 
 def test_a_teacher_that_is_down_stops_the_run_before_it_collects(staged, teacher):
@@ -184,7 +185,7 @@ def test_the_settings_of_each_stage_are_shown_and_written(staged):
     staged.write_files()
     shown = call("check", "run.yml", code=0)
     assert "epochs 0 to 1; SFT: defaults; dataset: defaults; 24 rows of shown.jsonl" in shown.output
-    assert "epochs 2 to 4; GRPO: defaults; group: examples_per_epoch 16" in shown.output
+    assert "epochs 2 to 4; GRPO: defaults; group: examples_per_epoch 4" in shown.output
     assert "optimizer grpo adamw, lr 0.001, constant, 4 steps per job" in " ".join(shown.output.split())
     call("finetune", "run.yml", "--run_name", "r", "--dry_run", code=0)
     written = yaml.safe_load((staged.folder / "runs/r-dry/config.yml").read_text())["finetuning"]

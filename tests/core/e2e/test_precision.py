@@ -10,10 +10,9 @@ from tests.project import call
 
 
 def test_a_run_in_bfloat16_trains_and_says_how_far_sampler_and_learner_are_apart(project):
-    project.set("finetuning.policy.dtype", "bfloat16").set("finetuning.num_epochs", 3)
-    project.finetune(code=0)
+    project.set("finetuning.policy.dtype", "bfloat16").shrink(2).finetune(code=0)
     rows = project.metrics
-    assert len(rows) == 3
+    assert len(rows) == 2
     for row in rows:
         assert 1e-5 < row["mismatch"] < 0.1
         assert 0 < row["mismatch_kl"] < 0.01
@@ -55,7 +54,7 @@ def set_speedup(monkeypatch, speedup):
 
 def test_an_automatic_type_is_printed_recorded_and_kept_when_the_run_is_resumed(project, monkeypatch):
     set_speedup(monkeypatch, 3.0)
-    project.set("finetuning.policy.dtype", "auto").set("finetuning.num_epochs", 1)
+    project.set("finetuning.policy.dtype", "auto").shrink()
     result = project.finetune(code=0)
     assert "bfloat16 (products of this model are 3.0 x as fast in bfloat16 as in float32 here)" in result.output
     assert read_type(project.run) == "bfloat16"

@@ -14,6 +14,7 @@ def test_a_run_sends_the_pairs_to_a_service(project, openai_service, monkeypatch
         "builder": {"_type": "dpo_traj_builder", "min_score_diff": 0.1, "max_pairs_per_turn": 1}
     }
     project.set("finetuning.algorithm", {"_type": "dpo"}).set("finetuning.num_epochs", 1)
+    project.rows = project.rows[:32]
     project.finetune(code=0)
     (job,) = openai_service.jobs.values()
     rows = openai_service.get_job_rows(job["id"])

@@ -49,10 +49,11 @@ async def sluggish(config, builder):
 QUICK = ("--examples", "4", "--samples", "4")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path_factory, monkeypatch):
-    """Where predictions are kept, as for a run of the same machine."""
+@pytest.fixture
+def project(project, tmp_path_factory, monkeypatch):
+    """A short run; its predictions are kept where one of the same machine finds them."""
     monkeypatch.setenv("REINFORGE_HOME", str(tmp_path_factory.mktemp("home")))
+    return project.shrink(5)
 
 
 def invoke(project, *arguments):
@@ -78,7 +79,7 @@ def test_a_preflight_measures_everything_and_leaves_nothing_behind(project):
     assert found["num_episodes"] == 16
     low, mean, high = (found["metrics"]["vowels"][name] for name in ("ci_low", "mean", "ci_high"))
     assert low < mean < high
-    assert found["findings"]["group_size"] == 8
+    assert found["findings"]["group_size"] == 4
     assert set(found["findings"]["signal_by_size"]) == {"4", "8", "16", "32"}
     assert found["noise"] == {"num_answers": 16, "num_changed": 0, "deviation": 0.0, "share": 0.0, "reason": ""}
     assert found["lengths"]["context"] == 256
@@ -130,19 +131,20 @@ def test_confirm_is_not_touched(project):
 
 
 def test_a_long_epoch_is_predicted_from_a_small_one(project):
-    """304 episodes an epoch, 16 at a time and 0.3 s each, do not fit into four seconds."""
+    """152 episodes an epoch, 16 at a time and 0.3 s each, do not fit into two seconds."""
     project.write_agent(SLOW_AGENT.format(seconds=0.3))
     project.set("trajectory_builders.builder.examples_per_epoch", 38)
-    found = report(project, *QUICK, "--probe_seconds", "4")
+    found = report(project, *QUICK, "--probe_seconds", "2")
     reasons = {part["name"]: part["reason"] for part in found["time"]["parts"]}
-    assert reasons["collect"].startswith("5 epochs x 304 episodes of ")
+    assert reasons["collect"].startswith("5 epochs x 152 episodes of ")
     assert "groups of" in reasons["train"]
-    assert found["time"]["known_s"] > 5 * 304 / 16 * 0.3
+    assert found["time"]["known_s"] > 5 * 152 / 16 * 0.3
 
 
 def test_a_probe_ends_when_its_time_is_up(project):
     """An episode takes 1 s, 16 at a time: 20 examples, 10 of select and 5 epochs of 128 would take a minute."""
     project.write_agent(SLOW_AGENT.format(seconds=1))
+    project.set("trajectory_builders.builder", {"_type": "group", "examples_per_epoch": 16})
     started = time.monotonic()
     found = report(project, "--probe_seconds", "5")
     rest_s = time.monotonic() - started - next(p["seconds"] for p in found["time"]["parts"] if p["name"] == "start")
@@ -254,7 +256,7 @@ async def test_a_judge_is_paid_for_by_its_tokens(project):
         options = PreflightOptions(num_examples=4, num_samples=2, prices={"judge": TokenPrice(1.0, 10.0)})
         found = await preflight(loaded, options)
     (judge,) = found.costs
-    episodes = 1 * 16 * 8 + 2 * 10 + 2 * 16
+    episodes = 1 * 4 * 4 + 2 * 10 + 2 * 16
     assert (judge.entry, judge.calls) == ("judge", episodes)
     assert judge.cost == pytest.approx(episodes * (7 * 1.0 + 3 * 10.0) / 1e6)
     assert found.total_cost == judge.cost

@@ -152,7 +152,7 @@ async def test_a_tiny_model_learns_what_the_judge_prefers(project):
         project.settings["llms"]["judge"] = {"_type": "openai", "model_name": "gpt", "base_url": server.url}
         project.settings["eval"]["evaluators"]["better"] = {"_type": "relative_judge", "llm": "judge"}
         project.set("workflow.llm", "agent").set("finetuning.reward_function.name", "better")
-        project.write_files()
+        project.learn().write_files()
         config = load_config(project.folder / "run.yml")
         summary = await run_async(config, RunOptions(run_name="r", progress=Transcript()))
     vowels = next(change for change in summary.evaluators if change.metric == "vowels")

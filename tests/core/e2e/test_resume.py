@@ -60,7 +60,7 @@ def composed(project, tiny_model_dir):
     project.write("task.py", "from helper import MAX_TOKENS\n" + task)
     project.set("finetuning.policy.model", "./tiny").set("finetuning.policy.chat_template", "template.jinja")
     project.set("eval.evaluators.valid", {"_type": "json_schema", "schema": "schema.json"})
-    project.set("finetuning.num_epochs", 2)
+    project.shrink(2)
     for name in ("helper", "late"):
         sys.modules.pop(name, None)
     killed_at(project, "batch.sealed:2")
@@ -106,7 +106,7 @@ def test_changed_code_files_model_and_versions_are_refused_by_name(composed, mon
 def received(project, tmp_path, monkeypatch):
     """A stopped run that stands in another folder than the one that it was made in; its code leaves a mark."""
     project.write("task.py", (project.folder / "task.py").read_text() + "open('imported.txt', 'w').close()\n")
-    project.set("finetuning.num_epochs", 1)
+    project.shrink()
     killed_at(project, "batch.sealed:1")
     (project.folder / "imported.txt").unlink()
     sys.modules.pop("task", None)
@@ -130,6 +130,7 @@ def test_a_run_that_was_not_made_here_imports_nothing_until_its_project_is_named
     assert (received / "imported.txt").exists()
 
 
+@pytest.mark.slow
 def test_without_the_seal_a_received_run_imports_what_it_names(received, monkeypatch):
     """Mutation check: the code runs before anything is asked, and the run ends on what it did not find."""
     monkeypatch.setattr(resume, "is_own_run", lambda folder, project_root, seal: True)
@@ -185,7 +186,7 @@ def test_a_run_whose_backend_lost_the_weights_is_not_resumed(project, monkeypatc
     from tests.core.e2e.test_user_components import EngineAdapter
 
     monkeypatch.setattr(EngineAdapter, "save", no)
-    project.set("trainer_adapters.adapter", {"_type": "test_engine_adapter"}).set("finetuning.num_epochs", 3)
-    result = project.finetune("--max_tokens", "700", code=5)
+    project.set("trainer_adapters.adapter", {"_type": "test_engine_adapter"}).shrink(3)
+    result = project.finetune("--max_tokens", "130", code=5)
     result = call("finetune", "--resume", "runs/r", code=2)
     assert "no longer serves version 1 of r, and no checkpoint has it" in result.output

@@ -9,9 +9,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from itertools import zip_longest
 
 import pytest
 
+from reinforge.cli import main
 from reinforge.runs.episodes import FoundEpisode, format_episode
 from reinforge.runs.journal import verify
 from reinforge.runs.journal.journal import RunJournal
@@ -44,7 +46,7 @@ def contents(folder):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, tiny_model_dir):
     folder = tmp_path_factory.mktemp("runs")
-    project = Project(folder, tiny_model_dir).set("finetuning.num_epochs", 2)
+    project = Project(folder, tiny_model_dir).shrink(2)
     project.save()
     for name, site, code in (("done", None, 0), ("killed", KILLED_AT, KILLED)):
         child = Child(folder, ["run.yml", "--run_name", name], site)
@@ -112,7 +114,7 @@ def test_a_run_in_use_is_running_and_is_neither_checked_nor_removed(runs):
 def test_show_of_a_completed_run(runs):
     text = call("show", "done").output
     for said in ("before training: guard held_out_metric warned", "baseline: validated 0.154 [",
-                 "epoch 0: collected 128 trajectories (0 missing), kept 16 of 16 groups",
+                 "epoch 0: collected 16 trajectories (0 missing), kept 4 of 4 groups",
                  "trained 4 steps, published version 2, validated", "step-000000  base", "  reward ", "  promoted ",
                  " started\n"):  # fmt: skip
         assert said in text, text
@@ -141,7 +143,7 @@ def test_show_of_a_killed_run_and_after_it_is_resumed(runs):
 def test_show_of_an_episode(runs):
     key, data = read_rows(runs / "done", "SELECT key, data FROM episodes WHERE phase = 'collect' ORDER BY rowid")[3]
     lines = call("show", "done", "--episode", "3", "--phase", "collect").output.splitlines()
-    assert lines[0] == f"{key}  (episode 3 of 256)"
+    assert lines[0] == f"{key}  (episode 3 of 32)"
     asked = json.loads(data)["calls"][0]["messages"][0]["content"]
     assert lines[lines.index("[user]") + 1] == f"  {asked}"
     assert call("show", "done", "--episode", key).output.splitlines()[1:] == lines[1:]
@@ -246,7 +248,7 @@ def test_verify_distinguishes_leftovers_from_damage(runs):
         (lambda run: (run / "episodes/epoch-0000.jsonl.zst").write_bytes(b"x"),
          "epoch-0000.jsonl.zst: it cannot be read"),
         (lambda run: os.truncate(run / "episodes/epoch-0000.jsonl.zst", 500),
-         "epoch-0000.jsonl.zst: it.*the journal holds the 128 episodes; --resume exports them again"),
+         "epoch-0000.jsonl.zst: it.*the journal holds the 16 episodes; --resume exports them again"),
         (lambda run: (run / "config.yml").write_text("a: [b"), "config.yml: it is missing or cannot be read"),
         (lambda run: [path.write_bytes(b"none" * 99) for path in run.glob("run.sqlite*")],
          "run.sqlite: .*not a database.*recoverable: 0 intact rows"),
@@ -268,14 +270,21 @@ def test_a_flipped_bit_of_any_file_is_found_and_named(runs):
     names = {path.relative_to(done).as_posix() for path in paths}
     assert {"config.yml", "summary.json", "report.html", "report.md", "run.log", "run.sqlite", "manifest.json",
             "training_metrics.jsonl", "reward_history.json", "episodes/epoch-0000.jsonl.zst"} <= names  # fmt: skip
-    for path in paths:
-        whole = path.read_bytes()
-        for _ in range(4):
-            at = rng.randrange(len(whole))
-            path.write_bytes(bytes([*whole[:at], whole[at] ^ 1 << rng.randrange(8), *whole[at + 1 :]]))
-            said = [f"{each.what}: {each.problem}" for each in verify_run(done).findings if each.is_damage]
-            assert path.name in "".join(said), f"{path.relative_to(done)}, byte {at}: {said}"
-        path.write_bytes(whole)
+    # of a folder with its own manifest the check names the first damaged file; what it starts from is spoiled alone
+    alone = [done / "manifest.json", done / "run.sqlite"]
+    folders = {path: next(each for each in path.parents if (each / "manifest.json") in paths) for path in paths}
+    groups = [[path for path in paths if folders[path] == each] for each in set(folders.values()) - {done}]
+    groups += [[path] * 4 for path in paths if folders[path] == done and path not in alone]
+    for round_ in [*([path] for path in alone * 2), *zip_longest(*groups)]:
+        whole = {path: path.read_bytes() for path in round_ if path is not None}
+        for path, data in whole.items():
+            at = rng.randrange(len(data))
+            path.write_bytes(bytes([*data[:at], data[at] ^ 1 << rng.randrange(8), *data[at + 1 :]]))
+        said = [f"{each.what}: {each.problem}" for each in verify_run(done).findings if each.is_damage]
+        for path, data in whole.items():
+            names = {path.name, folders[path].name} if folders[path] != done else {path.name}
+            assert any(all(name in text for name in names) for text in said), f"{path.relative_to(done)}: {said}"
+            path.write_bytes(data)
     assert verify_run(done).is_sound
 
 
@@ -353,26 +362,30 @@ def test_rm_finishes_an_interrupted_removal_and_refuses_links(runs):
     assert sorted(path.name for path in runs.iterdir()) == ["done", "link"]
 
 
-@pytest.mark.parametrize(("answer", "is_left"), [("n\n", True), ("y\n", False)])
-def test_rm_asks_at_a_terminal(runs, answer, is_left):
+def test_rm_asks_at_a_terminal(runs, monkeypatch, capsys):
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "reinforge", "runs", "rm", "killed", "--output_dir", "runs"]
-    os.write(ours, answer.encode())
-    ended = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
-    os.close(ours), os.close(theirs)
-    assert ended.returncode == 0, ended.stderr
-    assert "runs/killed  interrupted, resumable, " in ended.stdout
-    assert (runs / "killed").is_dir() is is_left
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        for answer, is_left in (("n\n", True), ("y\n", False)):
+            os.write(ours, answer.encode())
+            with pytest.raises(SystemExit) as ended:
+                main(["runs", "rm", "killed", "--output_dir", "runs"])
+            assert not ended.value.code
+            assert "runs/killed  interrupted, resumable, " in capsys.readouterr().out
+            assert (runs / "killed").is_dir() is is_left
+    os.close(ours)
 
 
-def test_inspecting_runs_does_not_import_torch(runs):
+def test_checks_and_looks_at_runs_import_no_torch(runs):
     code = (
         "import sys\nfrom reinforge.cli import main\n"
-        "try: main(['runs', 'verify', 'killed', '--output_dir', 'runs'], prog_name='reinforge')\n"
-        "finally: print('torch' in sys.modules, file=sys.stderr)"
+        "for arguments in (['check', 'run.yml', '-o', 'finetuning.seed', 'x'], ['runs', 'verify', 'runs/killed']):\n"
+        "    try: main(arguments, prog_name='reinforge')\n"
+        "    except SystemExit as ended: print(ended.code, bool({'torch', 'transformers'} & sys.modules.keys()))\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr.strip()) == (0, "False")
+    lines = ended.stdout.splitlines()
+    assert ("2 False" in lines, lines[-1]) == (True, "0 False"), ended.stderr
 
 
 def test_a_run_that_stopped_early_is_judged_after_the_epochs_that_it_has_trained(runs):

@@ -115,7 +115,7 @@ def read_first_episode(folder):
 DEEP, DIGITS = "[" * 2000 + "]" * 2000, "7" * 5000
 BAD_ARGUMENTS = [
     f'{{"a": {DEEP}}}', f'{{"a": {DIGITS}}}', '{"a": 1e400}', '{"a": NaN}', '{"a": 1, "a": 2}', r'{"a": "\ud800"}',
-    '{"a": ', "[1]", json.dumps({"a": "x" * (1 << 20)}),
+    '{"a": ', "[1]", json.dumps({"a": "x" * (1 << 14)}),
 ]  # fmt: skip
 
 
@@ -145,18 +145,20 @@ async def run_careless_agent(folder):
     return [(outcome, json.loads(data)["reason"]) for outcome, data in rows]
 
 
-async def test_a_policy_hides_no_bad_answer_behind_a_tool_call_that_cannot_be_parsed(tmp_path):
+async def test_a_policy_hides_no_bad_answer_behind_a_tool_call_that_cannot_be_parsed(tmp_path, set_limit):
+    set_limit("reply_chars", 1 << 14)
     episodes = await run_careless_agent(tmp_path)
     assert {outcome for outcome, _ in episodes} == {"ok", "policy_error"}
     reasons = " ".join(str(reason) for outcome, reason in episodes if outcome == "policy_error")
     for expected in (
         "nested deeper than 64 levels", "a number of 5000 digits", "1e400 is too large", "NaN is not", "is there twice",
-        "a lone surrogate (U+D800)", "Expecting value", "are not an object", "the limit is 1048576",
+        "a lone surrogate (U+D800)", "Expecting value", "are not an object", "the limit is 16384",
     ):  # fmt: skip
         assert expected in reasons
     assert "the agent then failed: TypeError" in reasons
 
 
+@pytest.mark.slow
 async def test_without_that_check_the_bad_answers_are_missing_from_every_figure(tmp_path, monkeypatch):
     """Mutation check: the agent's own exception is all that is known."""
     monkeypatch.setattr(Capture, "bad_call", property(lambda capture: None, lambda capture, reason: None))

@@ -18,7 +18,7 @@ def trained(tmp_path_factory, tiny_model_dir):
         patch.chdir(folder)
         patch.setattr(sys, "path", [*sys.path])
         project = Project(folder, tiny_model_dir)
-        result = project.finetune("--require_improvement", code=0)
+        result = project.learn().finetune("--require_improvement", code=0)
     sys.modules.pop("task", None)
     return project, result.output
 
@@ -30,8 +30,8 @@ def test_the_reward_goes_up_and_the_files_show_it(trained):
     assert summary["promoted"] is True
     assert summary["improvement"]["ci_low"] > 0
     assert summary["confirm_tuned"]["mean"] - summary["confirm_base"]["mean"] > 0.05
-    assert [v["version"] for v in summary["policy_versions"]] == [0, 1, 2, 3, 4, 5]
-    assert len({v["fingerprint"] for v in summary["policy_versions"]}) == 6
+    assert [v["version"] for v in summary["policy_versions"]] == [0, 1, 2, 3]
+    assert len({v["fingerprint"] for v in summary["policy_versions"]}) == 4
     assert sum(summary["episodes"].values()) == read_rows(project.run, "SELECT count(*) FROM episodes")[0][0]
     assert "improved the agent" in output
 
@@ -47,12 +47,12 @@ def test_every_file_of_the_run_folder(trained):
     exported = project.run / "episodes" / "epoch-0001.jsonl.zst"
     lines = zstandard.ZstdDecompressor().decompress(exported.read_bytes(), max_output_size=1 << 24).splitlines()
     episode = json.loads(lines[0])
-    assert len(lines) == 16 * 8
+    assert len(lines) == 8 * 8
     call = episode["calls"][0]
     assert len(call["token_ids"]) == len(call["logprobs"]) > 0
     assert (call["policy_version"], episode["outcome"]) == (1, "ok")
     history = json.loads((project.run / "validation_history.json").read_text())
-    assert [row["epoch"] for row in history] == [-1, 4], "the base and the final model"
+    assert [row["epoch"] for row in history] == [-1, 2], "the base and the final model"
     assert (project.run / "reward_plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -74,11 +74,14 @@ def test_an_agent_that_cannot_improve_is_not_promoted_and_says_so(project):
     project.write("task.py", _COIN)
     project.set("finetuning.reward_function.name", "coin")
     project.set("eval.evaluators", {"coin": {"_type": "python", "function": "task:coin"}})
-    project.set("finetuning.num_epochs", 2)
-    result = project.finetune("--require_improvement", code=3)
+    result = project.shrink(2).finetune("--require_improvement", code=3)
     assert project.summary["promoted"] is False
     assert not (project.run / "model").exists()
     assert "promoted    no" in result.output
+    note = 'no reward plot: matplotlib is not installed; install it with pip install "reinforge[plot]"'
+    assert note in result.output, "the other tests run without it, too"
+    assert not (project.run / "reward_plot.png").exists()
+    assert "reward_plot.png" not in (project.run / "report.md").read_text() + result.output
 
 
 _COIN = """
@@ -95,7 +98,7 @@ def coin(output, expected):
 
 def test_the_watchdog_names_the_stage_where_a_run_hangs(project):
     project.write_agent(_SLOW)
-    project.set("finetuning.limits", {"stage_timeout_s": 0.3}).set("finetuning.num_epochs", 1)
+    project.set("finetuning.limits", {"stage_timeout_s": 0.3}).shrink()
     project.finetune(code=0)
     log = (project.run / "run.log").read_text()
     assert "no progress for" in log
@@ -106,7 +109,7 @@ def test_the_watchdog_names_the_stage_where_a_run_hangs(project):
 _SLOW = """
 import asyncio
 
-hangs = [2.0]
+hangs = [0.8]
 
 async def agent(item, llm, context):
     if hangs:
@@ -114,12 +117,3 @@ async def agent(item, llm, context):
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
     return reply.choices[0].message.content
 """
-
-
-def test_a_run_without_matplotlib_says_that_there_is_no_plot(project, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    result = project.set("finetuning.num_epochs", 1).finetune(code=0)
-    assert 'no reward plot: matplotlib is not installed; install it with pip install "reinforge[plot]"' in result.output
-    assert not (project.run / "reward_plot.png").exists()
-    assert "reward_plot.png" not in (project.run / "report.md").read_text()
-    assert "reward_plot.png" not in result.output

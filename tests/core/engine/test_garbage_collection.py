@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from reinforge.engine import garbage_collection
 from reinforge.engine.garbage_collection import FROZEN_AT_START, THRESHOLDS, limit_garbage_collection
 
 
@@ -15,6 +16,7 @@ def count_frozen_from_now():
     with pytest.MonkeyPatch.context() as patch:
         count, before = gc.get_freeze_count, gc.get_freeze_count()
         patch.setattr(gc, "get_freeze_count", lambda: max(0, count() - before))
+        patch.setattr(garbage_collection, "_is_limited", False)
         yield
     gc.unfreeze()
     gc.freeze()

@@ -102,10 +102,10 @@ def test_without_the_guard_it_would_be(tmp_path, monkeypatch):
     del sys.modules["kernels"]
 
 
-def test_bitsandbytes_is_imported_for_adapters_alone(tiny_model_dir):
-    """It takes a quarter of a small model's start."""
+def test_bitsandbytes_is_imported_for_quantized_models_alone(tiny_model_dir):
+    """It takes four seconds of an adapter's start."""
     import_bitsandbytes.cache_clear()
     module = load_module(tiny_model_dir, torch.float32)
     assert import_bitsandbytes.cache_info().misses == 0
     add_adapter(module, LoRAConfig(), seed=0)
-    assert import_bitsandbytes.cache_info().misses == 1
+    assert import_bitsandbytes.cache_info().misses == 0

@@ -227,7 +227,7 @@ PARTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=12).map("".join))
 def test_any_reply_is_a_verdict_or_an_invalid_one(reply):
     try:

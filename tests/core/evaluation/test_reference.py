@@ -48,8 +48,11 @@ async def ask(item, llm, context):
     return reply.choices[0].message.content
 
 
+CONFIRM = 120
+
+
 class Replacement(ScriptedRun):
-    """500 rows whose recorded reply is right but for one in `teacher_fails`; the trained model fails at one in
+    """200 rows whose recorded reply is right but for one in `teacher_fails`; the trained model fails at one in
     `student_fails`, and the untrained one at every second."""
 
     def __init__(self, folder, *, teacher_fails=50, student_fails=50, **gate):
@@ -63,12 +66,13 @@ class Replacement(ScriptedRun):
                     {"role": "assistant", "content": "no" if n % teacher_fails == 0 else "yes"},
                 ],
                 "gold": "yes",
-                "tags": ["late"] if n >= 400 else ["early"],
+                "tags": ["late"] if n >= 160 else ["early"],
             }
-            for n in range(500)
+            for n in range(200)
         ]
         self.settings["eval"]["general"]["dataset"] = {"_type": "rows", "rows": rows, "answer_key": "gold"}
-        self.settings["finetuning"] |= {"num_epochs": 1, "splits": {"confirm": 300, "select": 50}, "gate": gate}
+        self.settings["finetuning"] |= {"num_epochs": 1, "splits": {"confirm": CONFIRM, "select": 20}, "gate": gate}
+        self.settings["trajectory_builders"]["builder"]["examples_per_epoch"] = 4
 
     def answer(self, request):
         number = int(request.messages[-1]["content"][1:])
@@ -79,23 +83,23 @@ class Replacement(ScriptedRun):
 
 
 async def test_a_student_that_is_as_good_as_the_logs_is_promoted(tmp_path, pages):
-    summary = await Replacement(tmp_path, reference="logs", margin=0.05).run()
+    summary = await Replacement(tmp_path, reference="logs", margin=0.1).run()
     found = summary.non_inferiority
-    assert (found.outcome, found.margin, found.num_pairs) == ("not worse", 0.05, 300)
+    assert (found.outcome, found.margin, found.num_pairs) == ("not worse", 0.1, CONFIRM)
     assert summary.promoted is True
     assert summary.reason == str(found)
-    assert summary.reason.startswith("not worse than the logs by more than 0.05 (difference ")
+    assert summary.reason.startswith("not worse than the logs by more than 0.1 (difference ")
     assert summary.headline() == "is not worse than the logs"
     assert {"tag early", "tag late"} <= set(found.slices)
     assert load_summary(tmp_path / "r").non_inferiority == found
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["non_inferiority"]["outcome"] == "not worse"
     for name in ("report.md", "report.html"):
-        assert "not worse than the logs by more than 0.05" in (tmp_path / "r" / name).read_text()
+        assert "not worse than the logs by more than 0.1" in (tmp_path / "r" / name).read_text()
     assert (tmp_path / "r" / "model").is_dir()
 
 
 async def test_a_student_that_is_worse_is_not_promoted_although_it_improved(tmp_path):
-    summary = await Replacement(tmp_path, reference="logs", student_fails=5).run()
+    summary = await Replacement(tmp_path, reference="logs", student_fails=4).run()
     assert summary.improvement.ci_low > 0
     assert (summary.promoted, summary.non_inferiority.outcome) == (False, "worse")
     assert summary.non_inferiority.margin == 0.02, "the default"
@@ -110,7 +114,7 @@ async def test_too_few_examples_to_decide_say_how_many_more(tmp_path):
     assert summary.headline() == "may be worse than the logs: too few examples to decide"
     (why,) = summary.explanations
     assert why.reason == "too few confirm examples"
-    needed = 300 + summary.non_inferiority.num_more
+    needed = CONFIRM + summary.non_inferiority.num_more
     assert why.fix == f"start a run with finetuning.splits.confirm: {needed} and more rows"
 
 
@@ -129,7 +133,7 @@ async def test_where_no_checkpoint_is_better_the_base_is_compared(
     run = Replacement(tmp_path, reference="logs", margin=0.2, teacher_fails=teacher_fails, student_fails=1)
     summary = await run.run()
     found, folder = summary.non_inferiority, tmp_path / "r"
-    assert (summary.promoted, found.outcome, found.num_pairs) == (False, outcome, 300)
+    assert (summary.promoted, found.outcome, found.num_pairs) == (False, outcome, CONFIRM)
     assert found.difference == pytest.approx(difference, abs=0.1)
     assert summary.confirm_tuned is None
     assert summary.confirm_base.mean == pytest.approx(0.5, abs=0.1)
@@ -155,19 +159,20 @@ async def test_a_base_that_cannot_be_restored_is_not_compared(tmp_path):
 async def test_another_model_answers_the_confirm_examples_once(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     async with OpenAIServer(says("yes")) as server:
-        run = Replacement(tmp_path, reference="llms.teacher", student_fails=1000)
+        run = Replacement(tmp_path, reference="llms.teacher", student_fails=1000, margin=0.1)
+        run.settings["finetuning"]["splits"]["confirm"] = 40
         run.settings["llms"]["teacher"] = {"_type": "openai", "model_name": "large", "base_url": server.url}
         run.settings["workflow"]["llm"] = "agent"
         summary = await run.run()
-        assert len(server.bodies) == 300
-        assert summary.reason.startswith("not worse than llms.teacher by more than 0.02 (difference +0.000 ")
+        assert len(server.bodies) == 40
+        assert summary.reason.startswith("not worse than llms.teacher by more than 0.1 (difference +0.000 ")
         assert summary.promoted is True
-        assert "not worse than llms.teacher needs one above -0.02" in (tmp_path / "r" / "run.log").read_text()
+        assert "not worse than llms.teacher needs one above -0.1" in (tmp_path / "r" / "run.log").read_text()
         run.settings["finetuning"]["num_epochs"] = 2
         assert (await run.run(resume=tmp_path / "r")).non_inferiority.outcome == "not worse"
-        assert len(server.bodies) == 300, "a run that resumes asks for none of them twice"
-        run.settings["finetuning"] |= {"num_epochs": 3, "gate": {"reference": "llms.teacher", "margin": 0.1}}
-        with pytest.raises(ConfigError, match="finetuning.gate.margin: 0.02 -> 0.1"):
+        assert len(server.bodies) == 40, "a run that resumes asks for none of them twice"
+        run.settings["finetuning"] |= {"num_epochs": 3, "gate": {"reference": "llms.teacher", "margin": 0.2}}
+        with pytest.raises(ConfigError, match="finetuning.gate.margin: 0.1 -> 0.2"):
             await run.run(resume=tmp_path / "r")
 
 
@@ -176,21 +181,22 @@ async def test_a_reference_that_fails_gives_no_verdict(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     async with OpenAIServer(fails(400)) as server:
         run = Replacement(tmp_path, reference="llms.teacher")
+        run.settings["finetuning"]["splits"]["confirm"] = 40
         run.settings["llms"]["teacher"] = {"_type": "openai", "model_name": "large", "base_url": server.url}
         run.settings["workflow"]["llm"] = "agent"
         summary = await run.run()
     assert summary.promoted is None
-    assert summary.reason.startswith("the evaluation of the reference model failed: 300 of 300 episodes have no score")
+    assert summary.reason.startswith("the evaluation of the reference model failed: 40 of 40 episodes have no score")
 
 
 async def test_an_evaluation_compares_with_the_reference_too(tmp_path):
-    run = Replacement(tmp_path, reference="logs", margin=0.05)
+    run = Replacement(tmp_path, reference="logs", margin=0.1)
     run.adapter.trained, registry = 1, run.registry()
     loaded = build_config(run.settings, registry=registry)
     found = await evaluate(loaded, EvaluationOptions(split="confirm", with_reference=True), registry)
     assert found.non_inferiority.outcome == "not worse"
-    assert any(line.startswith("reference not worse than the logs by more than 0.05") for line in found.format_lines())
-    assert found.as_dict()["non_inferiority"]["margin"] == 0.05
+    assert any(line.startswith("reference not worse than the logs by more than 0.1") for line in found.format_lines())
+    assert found.as_dict()["non_inferiority"]["margin"] == 0.1
     plain = await evaluate(loaded, EvaluationOptions(split="confirm"), registry)
     assert plain.non_inferiority is None
     assert "non_inferiority" not in plain.as_dict()
@@ -212,9 +218,9 @@ async def test_a_wrong_reference_is_refused(tmp_path, gate, said):
 async def test_rows_without_a_recorded_reply_are_refused(tmp_path):
     run = Replacement(tmp_path, reference="logs")
     del run.settings["eval"]["general"]["dataset"]
-    rows = [{"id": n, "question": [{"role": "user", "content": f"q{n}"}]} for n in range(500)]
+    rows = [{"id": n, "question": [{"role": "user", "content": f"q{n}"}]} for n in range(200)]
     run.settings["eval"]["general"]["dataset"] = {"_type": "rows", "rows": rows}
-    with pytest.raises(ConfigError, match="300 of 300 confirm examples record no reply, such as "):
+    with pytest.raises(ConfigError, match="120 of 120 confirm examples record no reply, such as "):
         await run.run()
 
 

@@ -200,7 +200,7 @@ TOKENS = [
 PIECES = st.lists(st.sampled_from(TOKENS) | st.binary(max_size=5), max_size=25).map(b"".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(sorted(FORMATS)), PIECES)
 def test_any_bytes_are_rows_or_a_typed_error(kind, content):
     try:

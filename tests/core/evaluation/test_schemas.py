@@ -184,7 +184,7 @@ def nest_schemas(inner):
 SCHEMAS = st.recursive(st.fixed_dictionaries({}, optional=KEYWORDS) | st.booleans(), nest_schemas, max_leaves=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SCHEMAS.filter(lambda schema: isinstance(schema, dict)), ANSWERS, st.booleans())
 def test_any_answer_to_any_schema_has_a_typed_outcome(schema, answer, as_text):
     try:

@@ -28,7 +28,7 @@ from reinforge.types.evaluation import EvalOutputItem
 from tests.core.e2e.test_reporting import LearningRun, by_version
 from tests.doubles import examples
 from tests.journal_rows import read_rows
-from tests.project import call
+from tests.project import call, leave_out_plots_and_pages
 from tests.scripted_run import ask
 
 
@@ -54,6 +54,7 @@ RUNS = {
 async def make(folder, name, count=24, workflow=ask, reward=by_version, num_epochs=2):
     run = LearningRun(folder, count=count, workflow=workflow, reward=reward)
     run.settings["finetuning"]["num_epochs"] = num_epochs
+    run.settings["trajectory_builders"]["builder"]["examples_per_epoch"] = 4
     await run.run()
     (folder / "r").rename(folder / name)
 
@@ -62,8 +63,10 @@ async def make(folder, name, count=24, workflow=ask, reward=by_version, num_epoc
 def made(tmp_path_factory):
     """Six runs: of 2 and of 4 epochs, on more examples, with another prompt, and with two other rewards."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, settings in RUNS.items():
-        asyncio.run(make(folder, name, **settings))
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_plots_and_pages(patch)
+        for name, settings in RUNS.items():
+            asyncio.run(make(folder, name, **settings))
     return folder
 
 

@@ -1,4 +1,6 @@
+import asyncio
 import json
+import shutil
 import sqlite3
 from html.parser import HTMLParser
 from urllib.parse import unquote
@@ -36,7 +38,7 @@ from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.supports import Supports
 from tests.core.e2e.test_reporting import LearningRun, Transcript, by_version
-from tests.project import call
+from tests.project import call, leave_out_plots_and_pages
 from tests.scripted_run import ScriptedRun
 
 pytestmark = pytest.mark.usefixtures("pages")
@@ -265,8 +267,17 @@ async def test_a_page_that_cannot_be_written_costs_no_run(tmp_path, monkeypatch)
     assert told.endswith(f"`reinforge report {tmp_path / 'r'}` regenerates it")
 
 
-async def test_the_command_writes_the_page_again(tmp_path):
-    await ScriptedRun(tmp_path).run()
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ran")
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_plots_and_pages(patch)
+        asyncio.run(ScriptedRun(folder).run())
+    return folder / "r"
+
+
+def test_the_command_writes_the_page_again(ran, tmp_path):
+    shutil.copytree(ran, tmp_path / "r")
     (tmp_path / "r" / "report.html").unlink()
     done = call("report", "last", "--output_dir", str(tmp_path))
     assert (done.exit_code, done.output) == (0, f"{tmp_path / 'r' / 'report.html'}\n")
@@ -277,8 +288,8 @@ async def test_the_command_writes_the_page_again(tmp_path):
 
 
 @pytest.mark.parametrize("phase", ["collect", "validate"])
-async def test_a_damaged_episode_is_named_not_shown(tmp_path, phase):
-    await ScriptedRun(tmp_path).run()
+def test_a_damaged_episode_is_named_not_shown(ran, tmp_path, phase):
+    shutil.copytree(ran, tmp_path / "r")
     with sqlite3.connect(tmp_path / "r" / "run.sqlite") as database:
         database.execute("UPDATE episodes SET data = replace(data, 'answer', 'ANSWER') WHERE phase = ?", (phase,))
     path = write_page(tmp_path / "r", path=tmp_path / "p.html")

@@ -90,9 +90,9 @@ def test_an_arm_without_a_mean_is_left_out():
     [
         (ROWS, VALIDATIONS),
         ([], []),
-        ([], [validation(-1, 0.3)]),
-        ([EpochMetrics(0)], []),
-        ([row(0, 0.5)], [validation(-1, None), ValidationRow(0, 0.5)]),
+        pytest.param([], [validation(-1, 0.3)], marks=pytest.mark.slow),
+        pytest.param([EpochMetrics(0)], [], marks=pytest.mark.slow),
+        pytest.param([row(0, 0.5)], [validation(-1, None), ValidationRow(0, 0.5)], marks=pytest.mark.slow),
         ([row(epoch, epoch / 300) for epoch in range(300)], [validation(epoch, 0.5) for epoch in range(-1, 300, 5)]),
     ],
 )

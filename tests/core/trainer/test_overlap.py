@@ -162,6 +162,7 @@ def make_run(tmp_path, *, num_epochs=4, adapter=None):
     run.adapter = adapter or Served(ScriptedPolicy(seeded))
     run.settings["finetuning"] |= {"num_epochs": num_epochs, "limits": {"max_staleness": 1, "max_refills": 0}}
     run.settings["trainers"]["trainer"] = {"_type": "epoch"}
+    run.settings["trajectory_builders"]["builder"]["examples_per_epoch"] = 4
     return run
 
 
@@ -191,6 +192,7 @@ async def test_the_next_epoch_is_sampled_while_a_job_trains(tmp_path):
     assert all(row["reward_std"] > 0 for row in rows), "an epoch's figures are those of its own episodes"
     other = ScriptedRun(tmp_path / "sequential")
     other.settings["finetuning"]["num_epochs"] = 4
+    other.settings["trajectory_builders"] = run.settings["trajectory_builders"]
     whole = await other.run()
     assert summary.episodes == whole.episodes
     assert summary.tokens["completion"] == whole.tokens["completion"]

@@ -63,7 +63,7 @@ async def test_a_worker_builds_a_registered_agent_from_the_configuration():
         loaded = load_config(DEMO, overrides=changes)
         async with ComponentBuilder(loaded) as builder:
             workflow = await builder.get_workflow()
-            items = items or (await builder.get_dataset()).load()[:6]
+            items = items or (await builder.get_dataset()).load()[:3]
             records = await play(workflow, items)
             assert isinstance(workflow, PlacedWorkflow) == bool(changes)
             assert workflow is await builder.get_workflow()

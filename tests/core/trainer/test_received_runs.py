@@ -18,8 +18,18 @@ def make_run(folder, config=CONFIG, **facts):
     return folder / "r"
 
 
-@pytest.mark.parametrize("seal", [None, 5, "", "0" * 64, "\u00e9", ["x"]])
-@pytest.mark.parametrize("root", [".", "/", "~", "~nobody/x", "relative/folder", "x" * 5000, "\x1b[2J"])
+@pytest.mark.parametrize(
+    ("root", "seal"),
+    [
+        (".", None),
+        ("/", 5),
+        ("~", ""),
+        ("~nobody/x", "0" * 64),
+        ("a/b", "\u00e9"),
+        ("x" * 5000, ["x"]),
+        ("\x1b[2J", ""),
+    ],
+)
 def test_a_folder_without_a_valid_seal_is_refused(tmp_path, seal, root):
     with pytest.raises(ConfigError, match="was not started here by you"):
         load_run_config(make_run(tmp_path, project_root=root, seal=seal))

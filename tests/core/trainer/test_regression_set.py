@@ -71,6 +71,7 @@ async def test_the_whole_interval_must_be_above_the_margin(tmp_path, margin, pro
     assert f"(1.000 -> 0.975) {'passed' if promoted else 'may have dropped by more than 0.02'}" in summary.reason
 
 
+@pytest.mark.slow
 async def test_a_gate_that_judges_no_regression_set_promotes_the_forgetful_model(tmp_path, monkeypatch):
     """Mutation: the regression set is not asked."""
 

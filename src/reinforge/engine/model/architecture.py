@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import re
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -163,6 +164,24 @@ def shorten_kernel_warnings() -> None:
         source.addFilter(MissingKernelFilter())
 
 
+_IMPORTING = threading.Lock()
+
+
+@cache
+def import_peft() -> None:
+    """Imports PEFT without bitsandbytes, which takes 4 s and is there already where a layer may be one of its own."""
+    with _IMPORTING:
+        is_hidden = BITSANDBYTES not in sys.modules
+        if is_hidden:
+            sys.modules[BITSANDBYTES] = None  # type: ignore[assignment]
+        try:
+            from peft.tuners.lora import model
+        finally:
+            if is_hidden:
+                del sys.modules[BITSANDBYTES]
+    model.is_bnb_available = model.is_bnb_4bit_available = lambda: BITSANDBYTES in sys.modules  # type: ignore[assignment]
+
+
 @cache
 def import_bitsandbytes() -> None:
     """Imports the package, where it is installed, before PEFT does.
@@ -170,8 +189,12 @@ def import_bitsandbytes() -> None:
     It downloads machine code from the hub as it is imported, if the package `kernels` is installed, and warns if not;
     here it finds no such package and says nothing.
     """
-    if BITSANDBYTES in sys.modules or not is_installed(BITSANDBYTES):
-        return
+    with _IMPORTING:
+        if BITSANDBYTES not in sys.modules and is_installed(BITSANDBYTES):
+            _import_without_kernels()
+
+
+def _import_without_kernels() -> None:
     source, hidden = logging.getLogger("bitsandbytes.backends.cpu.ops"), object()
     found, level = sys.modules.get("kernels", hidden), source.level
     sys.modules["kernels"] = None  # type: ignore[assignment]

@@ -179,7 +179,14 @@ def test_rewards_of_one_value_are_no_signal_and_none_are_unknown():
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "size", "num_run"), [(2, 2, 8, 64), (0.2, 3, 16, 8), (20, 20, 16, 8), (1, 100, 8, 64)]
+    ("a", "b", "size", "num_run"),
+    [
+        (2, 2, 8, 64),
+        *(
+            pytest.param(*given, marks=pytest.mark.slow)
+            for given in ((0.2, 3, 16, 8), (20, 20, 16, 8), (1, 100, 8, 64))
+        ),
+    ],
 )
 def test_intervals_cover_what_runs_measure(a, b, size, num_run):
     """Examples with success rates Beta(a, b), 20 of them four times each, and then a run's first epoch and baseline."""
