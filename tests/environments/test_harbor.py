@@ -91,7 +91,6 @@ REWARDS = {
 }
 NEXT = ["cat number.txt", "echo $((LAST + 1)) > /app/next.txt"]
 PLAYED = {
-    "right": ("hello", ["echo hello > greeting.txt"], 1.0),
     "wrong": ("hello", ["echo goodbye > greeting.txt"], 0.0),
     "two": ("two_turns", NEXT, 1.0),
     "none": ("two_turns", ["ls"], 0.0),

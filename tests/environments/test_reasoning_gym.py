@@ -49,7 +49,7 @@ async def load(folder, block):
 
 
 def gym(**settings):
-    return {"_type": "reasoning_gym", "name": "sums", **settings}
+    return {"_type": "reasoning_gym", "name": "sums", "num_workers": 1, **settings}
 
 
 async def test_the_tasks_are_rows_with_their_template_and_no_question_twice(tmp_path):
