@@ -16,6 +16,7 @@ TESTS = Path(__file__).parents[1]
 EXAMPLE = Path(__file__).with_name("nat_example")
 OUTPUT = ".tmp/nat/finetuning/tic_tac_toe"
 BASE_URL = "llms.small_llm.base_url"
+IMPORTS = ["theirs", pytest.param("ours", marks=pytest.mark.slow)]
 
 MODEL = "Qwen/Qwen2.5-3B-Instruct"
 MOVES = tuple(f"<move><row>{row}</row><col>{col}</col></move>" for row in (1, 2, 3) for col in (1, 2, 3))
@@ -99,7 +100,7 @@ def art():
         yield service
 
 
-@pytest.fixture(params=["theirs", "ours"])
+@pytest.fixture(params=IMPORTS)
 def example(request, tmp_path):
     """The example's project, installed as a plugin of the toolkit, or of ours with its import lines changed."""
     group = "nat.components" if request.param == "theirs" else "reinforge.components"
@@ -141,6 +142,7 @@ def test_the_example_trains_on_its_step_rewards(example, art):
     assert (folder / OUTPUT / "r" / "reward_plot.png").exists()
 
 
+@pytest.mark.slow
 def test_the_example_is_evaluated_before_training(example, art):
     """`nat eval --config_file FILE --reps N`, with its result files."""
     art.models[MODEL] = ARTModel("m", MODEL, "p", "own-team", MODEL)
@@ -155,7 +157,7 @@ def test_the_example_is_evaluated_before_training(example, art):
     assert [item["score"] for item in scores["eval_output_items"]] == [expected[row["output"]] for row in outputs]
 
 
-@pytest.mark.parametrize("imports", ["theirs", "ours"])
+@pytest.mark.parametrize("imports", IMPORTS)
 def test_the_guides_components_run(tmp_path, imports):
     change = with_their_imports if imports == "theirs" else (lambda text: text)
     copy_package(TESTS / "guide", tmp_path / "components", change)
@@ -163,10 +165,3 @@ def test_the_guides_components_run(tmp_path, imports):
     assert ("from nat." in text) == (imports == "theirs")
     done = run(GUIDE, imports, tmp_path, TESTS / "data" / "002-complete.yml", cwd=tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr[-2000:]
-
-
-def test_without_compat_the_imports_fail(tmp_path):
-    copy_package(EXAMPLE, tmp_path / "components")
-    done = run("import components.register", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "ModuleNotFoundError: No module named 'nat'" in done.stderr

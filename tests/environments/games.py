@@ -14,30 +14,24 @@ TOOL = {"type": "function", "function": {"name": "roll", "parameters": {"type": 
 
 
 class Dice(EnvironmentSource):
-    def __init__(self, kinds=("plain",), count=1, tool=False):
-        self.kinds, self.count, self.tool = kinds, count, tool
+    def __init__(self, kinds=("plain",), count=1):
+        self.kinds, self.count = kinds, count
 
     def load(self):
-        rows = [
-            {"id": f"{kind}-{i}", "kind": kind, "question": f"q{i}"} for kind in self.kinds for i in range(self.count)
-        ]
-        return [
-            EvalInputItem(id=row["id"], input_obj=row["question"], expected_output_obj=None, full_dataset_entry=row)
-            for row in rows
-        ]
+        named = [(kind, i) for kind in self.kinds for i in range(self.count)]
+        rows = [{"id": f"{kind}-{i}", "kind": kind, "question": f"q{i}"} for kind, i in named]
+        return list(map(EvalInputItem.from_row, rows))
 
     def create(self):
-        return DiceGame(self.tool)
+        return DiceGame()
 
 
 class DiceGame(Environment):
     """Each step rolls a die with the global generator; the reward is 1 if the reply names the number."""
 
-    def __init__(self, tool):
-        self.tools = [TOOL] if tool else []
-
     async def reset(self, item, seed):
         self.kind, self.rolls = item.full_dataset_entry["kind"], []
+        self.tools = [TOOL] if self.kind == "tool" else []
         if self.kind in ("child", "child_fails"):
             self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         if self.kind in ("fails_at_reset", "child_fails"):
@@ -58,6 +52,8 @@ class DiceGame(Environment):
             raise RuntimeError("the board broke")
         if self.kind == "hangs":
             time.sleep(600)
+        if self.kind == "waits":
+            await asyncio.sleep(600)
         if self.kind == "exits":
             os._exit(7)
         if self.kind == "leaves":

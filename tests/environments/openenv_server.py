@@ -1,4 +1,7 @@
-"""A server that speaks OpenEnv's protocol: guess a number below 4; `python openenv_server.py PORT SCHEMA`."""
+"""A server that speaks OpenEnv's protocol: guess a number below 4; `python openenv_server.py PORT`.
+
+What an action is, the first part of the path says: `/words/schema`; without one it is a number.
+"""
 
 import json
 import os
@@ -9,8 +12,12 @@ from aiohttp import web
 NUMBER = {"properties": {"guess": {"type": "integer"}, "metadata": {"type": "object"}}, "required": ["guess"]}
 WORDS = {"properties": {"word": {"type": "string"}, "metadata": {"type": "object"}}, "required": ["word"]}
 PAIR = {"properties": {"guess": {"type": "integer"}, "why": {"type": "string"}}, "required": ["guess", "why"]}
-SCHEMA = {"number": NUMBER, "words": WORDS, "pair": PAIR}[sys.argv[2]]
+SCHEMAS = {"number": NUMBER, "words": WORDS, "pair": PAIR}
 OPEN = set()
+
+
+def find_schema(request):
+    return SCHEMAS[request.match_info.get("schema", "number")]
 
 
 def answer(text, reward=None, done=False):
@@ -36,7 +43,7 @@ async def play(request):
                 os._exit(13)
             if guess == 12:
                 await socket.send_json({"type": "error", "data": {"code": "EXECUTION_ERROR", "message": "no 12"}})
-            elif not isinstance(guess, str if SCHEMA is WORDS else int):
+            elif not isinstance(guess, str if find_schema(request) is WORDS else int):
                 await socket.send_json({"type": "error", "data": {"code": "VALIDATION_ERROR", "message": "bad"}})
             else:
                 guesses += 1
@@ -47,10 +54,11 @@ async def play(request):
 
 
 async def schema(request):
-    return web.json_response({"action": SCHEMA, "observation": {}, "state": {}})
+    return web.json_response({"action": find_schema(request), "observation": {}, "state": {}})
 
 
 if __name__ == "__main__":
     app = web.Application()
-    app.add_routes([web.get("/ws", play), web.get("/schema", schema)])
+    for folder in ("", "/{schema}"):
+        app.add_routes([web.get(f"{folder}/ws", play), web.get(f"{folder}/schema", schema)])
     web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)

@@ -1,14 +1,12 @@
 """An environment by one name: what its episodes record, and that whatever it does costs one episode."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -17,45 +15,39 @@ import yaml
 
 import reinforge
 from reinforge.config.loader import load_config
+from reinforge.environments.session import bind_environment
 from reinforge.errors import ConfigError
-from reinforge.rollout.episode import build_steps
+from reinforge.rollout.workflow import bind_workflow
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy
+from tests.environments import playing
+from tests.environments.games import Dice
+from tests.environments.playing import LocalHost, report, rewards
 from tests.episodes import make_runner, run_items
 
 GAMES = Path(__file__).with_name("games.py")
 
 
-@contextlib.asynccontextmanager
-async def opened(folder, environment=None, workflow=None, **arguments):
-    """Yields a project's workflow and the tasks of its environment."""
+def opened(folder, environment=None, workflow=None, **arguments):
+    """Returns the context of a project's workflow and the tasks of its environment, which is in a worker."""
     shutil.copy(GAMES, folder / "games.py")
-    block = {
-        "_type": "python",
-        "source": "games:Dice",
-        "arguments": arguments,
-        "step_timeout_s": 5,
-        **(environment or {}),
-    }
-    sections = {"environment": block, **({"workflow": workflow} if workflow else {})}
-    (folder / "run.yml").write_text(yaml.safe_dump(sections))
-    async with ComponentBuilder(load_config(folder / "run.yml")) as builder:
-        yield await builder.get_workflow(), (await builder.get_dataset()).load()
+    block = {"_type": "python", "source": "games:Dice", "arguments": arguments, "step_timeout_s": 5, "num_workers": 1}
+    sections = {"environment": {**block, **(environment or {})}, **({"workflow": workflow} if workflow else {})}
+    return playing.opened(folder, **sections)
 
 
-async def play(folder, script=lambda request: "six", environment=None, workflow=None, seed=0, **arguments):
+async def play(folder, script=lambda request: "six", environment=None, workflow=None, ids=None, **arguments):
     async with opened(folder, environment, workflow, **arguments) as (agent, items):
-        return await run_items(make_runner(agent, ScriptedPolicy(script), seed=seed), items)
+        chosen = [item for item in items if ids is None or item.id in ids]
+        return await run_items(make_runner(agent, ScriptedPolicy(script), seed=0), chosen)
 
 
-async def test_a_prompt_replaces_the_system_text(tmp_path):
-    async with opened(tmp_path) as (agent, items):
-        runner = make_runner(agent, ScriptedPolicy(lambda request: "six"))
-        runner.prompts = {"system": "Roll."}
-        [record] = await run_items(runner, items)
-    assert record.calls[0].request.messages[0] == {"role": "system", "content": "Roll."}
-    assert runner.texts == {"system": ""}
+async def play_here(agent, kind="plain"):
+    """Plays one episode of another agent, with the environment in this process."""
+    host = LocalHost(Dice([kind]))
+    runner = make_runner(bind_environment(bind_workflow(agent), host), ScriptedPolicy(lambda request: "six"))
+    return (await run_items(runner, await host.load()))[0]
 
 
 def rolls(record):
@@ -64,112 +56,91 @@ def rolls(record):
 
 async def test_rewards_of_the_steps_are_kept_and_their_sum_is_reported(tmp_path):
     answers = iter(["six", "one", "six"])
-    [record] = await play(tmp_path, lambda request: next(answers))
-    assert record.outcome is Outcome.OK
-    assert len(record.calls) == 3
-    assert [mark.step_reward for mark in record.marks if mark.step_reward is not None] == [1.0, 0.0, 1.0]
-    reports = [step.payload.data.payload for step in build_steps(record) if isinstance(step.payload.data.payload, dict)]
-    [report] = [each["reported_reward"] for each in reports if "reported_reward" in each]
-    assert report["reward"] == 2.0
-    assert report["num_steps"] == 3.0
-    assert "name" not in report
+    async with opened(tmp_path) as (agent, items):
+        runner = make_runner(agent, ScriptedPolicy(lambda request: next(answers)))
+        runner.prompts = {"system": "Roll."}
+        [record] = await run_items(runner, items)
+    assert (record.outcome, len(record.calls)) == (Outcome.OK, 3)
+    assert rewards(record) == [1.0, 0.0, 1.0]
+    assert report(record).items() >= {"reward": 2.0, "num_steps": 3.0}.items()
+    assert "name" not in report(record)
+    assert record.calls[0].request.messages[0] == {"role": "system", "content": "Roll."}, "a prompt replaces the text"
+    assert runner.texts == {"system": ""}
 
 
-async def test_equal_seeds_roll_equal_dice_however_the_episodes_interleave(tmp_path):
-    """The environment uses Python's global generator, and 12 episodes share two processes."""
-    first = await play(tmp_path, count=12)
-    again = await play(tmp_path, environment={"num_workers": 1}, count=12)
-    assert [rolls(record) for record in first] == [rolls(record) for record in again]
-    assert len({rolls(record) for record in first}) > 1
+FAILURES = {
+    "raises-0": "the board broke",
+    "raises-1": "the board broke",
+    "fails_at_reset-0": "no board",
+    "hangs-0": "not finished after 1 s",
+    "exits-0": "exited with code 7",
+    "leaves-0": "the game is over",
+    "nan-0": "reward nan",
+    "floods-0": "MemoryError",
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("raises", "the board broke"),
-        ("fails_at_reset", "no board"),
-        ("hangs", "not finished after 1 s"),
-        ("exits", "exited with code 7"),
-        ("leaves", "the game is over"),
-        ("nan", "reward nan"),
-        ("floods", "MemoryError"),
-    ],
-)
-async def test_a_failure_of_an_environment_costs_its_own_episode(tmp_path, kind, reason, caplog):
-    limits = {"num_workers": 1, "memory_mb": 2048, "step_timeout_s": 1}
+async def test_a_failure_of_an_environment_costs_its_own_episode_and_is_reported_once(tmp_path, caplog):
+    """All in one process; where it is replaced the others are played again. They use Python's global generator."""
+    limits = {"memory_mb": 2048, "step_timeout_s": 1}
+    kinds = [*dict.fromkeys(name.partition("-")[0] for name in FAILURES), "plain"]
+    good = [f"plain-{number}" for number in range(6)]
     with caplog.at_level(logging.WARNING):
-        bad, *good = await play(tmp_path, environment=limits, kinds=[kind, "plain"], count=1)
-    assert bad.outcome is Outcome.TOOL_ERROR
-    assert reason in bad.reason
-    assert [record.outcome for record in good] == [Outcome.OK]
-    undisturbed = await play(tmp_path, kinds=["unused", "plain"], count=1)
-    assert rolls(good[0]) == rolls(undisturbed[1])  # the others are played again in the new process
-
-
-async def test_a_failure_is_reported_once_with_its_trace(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        await play(tmp_path, kinds=["raises"], count=3)
-    found = [record.message for record in caplog.records if "the board broke" in record.message]
-    assert len(found) == 1
-    assert "games.py" in found[0]
-    assert "Traceback" in found[0]
-
-
-async def test_an_illegal_move_is_the_policys_failure(tmp_path):
-    [record] = await play(tmp_path, kinds=["illegal"])
-    assert record.outcome is Outcome.POLICY_ERROR
-    assert record.reason == "illegal move"
-
-
-async def test_what_a_package_prints_is_not_in_the_output_of_the_run(tmp_path, capfd):
-    await play(tmp_path, kinds=["prints"])
-    assert capfd.readouterr() == ("", "a package prints\n" * 3)
+        records = await play(tmp_path, environment=limits, kinds=kinds, count=6, ids=[*FAILURES, *good])
+    found = {record.key.example_id: record for record in records}
+    for name, reason in FAILURES.items():
+        assert (found[name].outcome, reason in found[name].reason) == (Outcome.TOOL_ERROR, True), found[name].reason
+    assert {found[name].outcome for name in good} == {Outcome.OK}, [found[name].reason for name in good]
+    undisturbed = await play(tmp_path, environment={"num_workers": 2}, count=6)
+    assert [rolls(found[name]) for name in good] == [rolls(record) for record in undisturbed]
+    assert len({rolls(record) for record in undisturbed}) > 1
+    [told] = [record.message for record in caplog.records if "the board broke" in record.message]
+    assert "games.py" in told
+    assert "Traceback" in told
 
 
 async def test_an_episode_that_never_ends_is_cut_at_max_turns(tmp_path):
-    [record] = await play(tmp_path, workflow={"_type": "environment", "max_turns": 5}, kinds=["endless"])
-    assert record.outcome is Outcome.POLICY_ERROR
-    assert len(record.calls) == 5
-    assert "max_turns" in record.reason
+    workflow = {"_type": "environment", "max_turns": 5}
+    endless, illegal = await play(tmp_path, workflow=workflow, kinds=["endless", "illegal"])
+    assert (endless.outcome, len(endless.calls), "max_turns" in endless.reason) == (Outcome.POLICY_ERROR, 5, True)
+    assert (illegal.outcome, illegal.reason) == (Outcome.POLICY_ERROR, "illegal move"), "the policy's failure"
 
 
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_any_workflow_plays_the_environment(tmp_path, is_async):
-    keyword, wait = ("async def", "await ") if is_async else ("def", "")
-    name = f"agent_{keyword[:3].strip()}"
-    (tmp_path / f"{name}.py").write_text(
-        f"""
-{keyword} agent(item, llm, context):
-    observation = {wait}context.environment.reset()
-    while True:
-        reply = {wait}llm.chat.completions.create(messages=observation.messages)
-        result = {wait}context.environment.step(reply.choices[0].message)
-        observation = result.observation
-        if result.done:
-            return result.info["last"]
-"""
-    )
-    [record] = await play(tmp_path, workflow={"_type": "python", "function": f"{name}:agent"})
-    assert record.outcome is Outcome.OK
-    assert len(record.calls) == 3
-    assert 1 <= record.item.output_obj <= 6
+async def test_any_agent_plays_the_environment():
+    async def agent(item, llm, context):
+        observation = await context.environment.reset()
+        while True:
+            reply = await llm.chat.completions.create(messages=observation.messages)
+            result = await context.environment.step(reply.choices[0].message)
+            observation = result.observation
+            if result.done:
+                return result.info["last"]
+
+    def plain(item, llm, context):
+        observation = context.environment.reset()
+        while True:
+            reply = llm.chat.completions.create(messages=observation.messages)
+            result = context.environment.step(reply.choices[0].message)
+            observation = result.observation
+            if result.done:
+                return result.info["last"]
+
+    records = [await play_here(each) for each in (agent, plain)]
+    assert [(record.outcome, len(record.calls)) for record in records] == [(Outcome.OK, 3)] * 2
+    assert records[0].item.output_obj == records[1].item.output_obj
+    assert 1 <= records[0].item.output_obj <= 6
 
 
-async def test_an_agent_that_swallows_the_failure_is_missing_all_the_same(tmp_path):
-    (tmp_path / "swallows.py").write_text(
-        """
-async def agent(item, llm, context):
-    await context.environment.reset()
-    await llm.chat.completions.create(messages=[{"role": "user", "content": "go"}])
-    try:
-        await context.environment.step("six")
-    except Exception:
+async def test_an_agent_that_swallows_the_failure_is_missing_all_the_same():
+    async def agent(item, llm, context):
+        await context.environment.reset()
+        await llm.chat.completions.create(messages=[{"role": "user", "content": "go"}])
+        with pytest.raises(RuntimeError):
+            await context.environment.step("six")
         return "fine"
-"""
-    )
-    [record] = await play(tmp_path, workflow={"_type": "python", "function": "swallows:agent"}, kinds=["raises"])
-    assert record.outcome is Outcome.TOOL_ERROR
-    assert "the board broke" in record.reason
+
+    record = await play_here(agent, "raises")
+    assert (record.outcome, "the board broke" in record.reason) == (Outcome.TOOL_ERROR, True)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +148,6 @@ async def agent(item, llm, context):
     [
         ("reasoning_gim:spell_backward", 'no environment named "reasoning_gim", did you mean "reasoning_gym"?'),
         ({"_type": "python", "source": "games:Dise"}, "Dise"),
-        ({"_type": "python", "source": "games:GAMES"}, "GAMES"),
         ({"_type": "python", "source": "games:Dice", "sead": 1}, "sead"),
     ],
 )
@@ -205,33 +175,32 @@ def test_overrides_reach_what_a_name_stands_for(tmp_path):
     assert config.finetuning.trajectory_builder == "builder"
 
 
-async def test_a_process_of_an_environment_is_closed_with_its_episode_or_killed_with_the_run(tmp_path):
-    async with opened(tmp_path, kinds=["child"]) as (agent, items):
-        [record] = await run_items(make_runner(agent, ScriptedPolicy(lambda request: "six")), items)
-        assert record.outcome is Outcome.OK
-    deadline = time.monotonic() + 10
-    while [each for each in psutil.Process().children(recursive=True) if "sleep(600)" in " ".join(each.cmdline())]:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
+async def test_what_an_environment_starts_and_prints_stays_its_own(tmp_path, capfd):
+    """One whose reset fails is closed then; what is open at the end of a run is killed with its worker."""
+    async with opened(tmp_path, kinds=["child_fails", "prints", "child"]) as (agent, items):
+        runner = make_runner(agent, ScriptedPolicy(lambda request: "six"))
+        records = await run_items(runner, items[:2])
+        assert await wait_for(find_sleepers()) == []
+        records += await run_items(runner, items[2:])
+        sleepers = find_sleepers()
+    assert [record.outcome for record in records] == [Outcome.TOOL_ERROR, Outcome.OK, Outcome.OK]
+    assert len(sleepers) == 1
+    assert await wait_for(sleepers) == []
+    assert capfd.readouterr() == ("", "a package prints\n" * 3)
 
 
-async def test_an_environment_whose_reset_fails_is_closed(tmp_path):
-    async with opened(tmp_path, kinds=["child_fails"]) as (agent, items):
-        [record] = await run_items(make_runner(agent, ScriptedPolicy()), items)
-        assert record.outcome is Outcome.TOOL_ERROR
-        deadline = time.monotonic() + 10
-        while any(is_sleeper(process) for process in psutil.Process().children(recursive=True)):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+def find_sleepers():
+    """Returns the children of environments that still run; one may end between the listing and the reading."""
+    children = psutil.Process().children(recursive=True)
+    return [each for each in children if "sleep(600)" in " ".join(each.as_dict(["cmdline"])["cmdline"] or ())]
 
 
-def is_sleeper(process):
-    """Whether the child of an environment still runs; one that ends between the listing and the reading does not."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return "sleep(600)" in " ".join(process.cmdline())
-    return False
+async def wait_for(processes):
+    """Returns those that do not end."""
+    return (await asyncio.to_thread(psutil.wait_procs, processes, timeout=10))[1]
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process(tmp_path):
     shutil.copy(GAMES, tmp_path / "games.py")
     block = {"_type": "python", "source": "games:Dice", "arguments": {"kinds": ["child"]}}

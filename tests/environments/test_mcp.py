@@ -11,13 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from reinforge.config.loader import load_config
 from reinforge.environments.mcp import VERSIONS
 from reinforge.environments.session import bind_environment
 from reinforge.errors import ConfigError
-from reinforge.rollout.episode import build_steps
 from reinforge.rollout.gateway import Gateway
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.rollout.workflows.mcp_server import MCPServer, MCPServerConfig
@@ -26,6 +24,8 @@ from reinforge.rollout.workflows.tools import ToolFailed
 from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy
+from tests.environments.games import Dice
+from tests.environments.playing import LocalBuilder, LocalHost, opened, report, rewards
 from tests.episodes import make_runner, run_items
 from tests.gateway import ask
 from tests.journal_rows import read_rows
@@ -38,24 +38,22 @@ PLAYER = re.search(r"^```python\n(# player.py\n.*?)^```", PAGE, re.MULTILINE | r
 """An agent that knows nothing but the standard library."""
 
 
-@asynccontextmanager
-async def opened(folder, agent, environment=None, **arguments):
-    """Yields an agent, or the workflow of these settings, with the environment of a project, and its tasks."""
-    shutil.copy(GAMES, folder / "games.py")
-    block = {"_type": "python", "source": "games:Dice", "arguments": arguments, "step_timeout_s": 5}
-    workflow = {"workflow": agent} if isinstance(agent, dict) else {}
-    (folder / "run.yml").write_text(yaml.safe_dump({"environment": {**block, **(environment or {})}, **workflow}))
-    async with ComponentBuilder(load_config(folder / "run.yml")) as builder:
-        if workflow:
-            bound = await builder.get_workflow()
-        else:
-            bound = bind_environment(bind_workflow(agent), await builder.get_environment())
-        yield bound, (await builder.get_dataset()).load()
+async def play(agent, script=lambda request: "six", **dice):
+    """Plays an agent's episodes with the environment in this process."""
+    host = LocalHost(Dice(**dice))
+    runner = make_runner(bind_environment(bind_workflow(agent), host), ScriptedPolicy(script), seed=0)
+    return await run_items(runner, await host.load())
 
 
-async def play(folder, agent, script=lambda request: "six", **arguments):
-    async with opened(folder, agent, **arguments) as (bound, items):
-        return await run_items(make_runner(bound, ScriptedPolicy(script), seed=0), items)
+def make_local_builder(loaded):
+    return LocalBuilder(loaded, Dice())
+
+
+async def play_command(folder, make_builder=make_local_builder, **settings):
+    environment = {"_type": "python", "source": "games:Dice", "arguments": {"count": 2}, "num_workers": 1}
+    sections = {"environment": environment, "workflow": {"_type": "command", **settings}}
+    async with opened(folder, make_builder, **sections) as (agent, items):
+        return await run_items(make_runner(agent, ScriptedPolicy(lambda request: "six"), seed=0), items)
 
 
 @asynccontextmanager
@@ -87,37 +85,31 @@ async def play_dice(item, llm, context):
         return said
 
 
-def get_report(record):
-    reports = [step.payload.data.payload for step in build_steps(record) if isinstance(step.payload.data.payload, dict)]
-    return [each["reported_reward"] for each in reports if "reported_reward" in each]
-
-
-async def test_a_client_plays_and_the_rewards_are_those_of_the_environment(tmp_path):
+async def test_a_client_plays_and_the_rewards_are_those_of_the_environment():
     answers = iter(["six", "one", "six"])
-    [record] = await play(tmp_path, play_dice, lambda request: next(answers))
+    [record] = await play(play_dice, lambda request: next(answers))
     assert record.outcome is Outcome.OK
     task, *rolled = record.item.output_obj
     assert (task, len(rolled)) == ("q0: roll", 3)
     assert re.fullmatch(rf"rolled \[\d, \d, \d\]\n\n{re.escape(OVER)}", rolled[-1]), "and no reward is shown"
-    assert [mark.step_reward for mark in record.marks if mark.step_reward is not None] == [1.0, 0.0, 1.0]
-    [report] = get_report(record)
-    assert (report["reward"], report["num_steps"]) == (2.0, 3.0)
+    assert rewards(record) == [1.0, 0.0, 1.0]
+    assert (report(record)["reward"], report(record)["num_steps"]) == (2.0, 3.0)
 
 
-async def test_tools_of_the_environment_are_those_of_the_server(tmp_path):
+async def test_tools_of_the_environment_are_those_of_the_server():
     async def agent(item, llm, context):
         async with connected(context) as client:
             said = [await client.call("roll", {}, context) for _ in range(3)]
             return [each.name for each in client.tools], said[-1]
 
-    [record] = await play(tmp_path, agent, tool=True)
+    [record] = await play(agent, kinds=["tool"])
     names, last = record.item.output_obj
     assert names == ["roll", "act", "observe"]
     assert OVER in last
-    assert get_report(record)[0]["reward"] == 3.0
+    assert report(record)["reward"] == 3.0
 
 
-async def test_episodes_at_the_same_time_play_their_own_environments_with_their_own_keys(tmp_path):
+async def test_episodes_at_the_same_time_play_their_own_environments_with_their_own_keys():
     accesses, both = [], asyncio.Barrier(2)
 
     async def agent(item, llm, context):
@@ -133,10 +125,10 @@ async def test_episodes_at_the_same_time_play_their_own_environments_with_their_
 
     observe = ("tools/call", {"name": "observe"})
     async with Gateway() as gateway:
-        records = await play(tmp_path, agent, count=2)
+        records = await play(agent, count=2)
     outputs = [record.item.output_obj for record in records]
     assert outputs == [("plain-0", 401, "q0: roll", 410), ("plain-1", 401, "q1: roll", 410)]
-    first, again = [await play(tmp_path, play_dice, count=2) for _ in range(2)]
+    first, again = [await play(play_dice, count=2) for _ in range(2)]
     assert [each.item.output_obj for each in first] == [each.item.output_obj for each in again]
     assert first[0].item.output_obj != first[1].item.output_obj
 
@@ -151,7 +143,7 @@ async def send(access, method, params=None, *, body=None, verb="POST", path=None
 
 
 @asynccontextmanager
-async def served(folder, **arguments):
+async def served():
     """Yields a function that sends a message to the environment of an episode."""
     answers, done = asyncio.Queue(), asyncio.Event()
 
@@ -160,7 +152,7 @@ async def served(folder, **arguments):
             await answers.put(access)
             await done.wait()
 
-    playing = asyncio.create_task(play(folder, agent, **arguments))
+    playing = asyncio.create_task(play(agent))
     access = await answers.get()
     yield lambda *message, **more: send(access, *message, **more)
     done.set()
@@ -190,8 +182,8 @@ BAD_CALLS = [
 ]
 
 
-async def test_bad_input_gets_the_error_codes_of_json_rpc_and_changes_nothing(tmp_path):
-    async with served(tmp_path) as post:
+async def test_bad_input_gets_the_error_codes_of_json_rpc_and_changes_nothing():
+    async with served() as post:
         for body, status, code, reason in BAD:
             found, answer = await post("", body=body)
             assert (found, answer["id"], answer["error"]["code"]) == (status, None, code), (str(body)[:80], answer)
@@ -204,8 +196,8 @@ async def test_bad_input_gets_the_error_codes_of_json_rpc_and_changes_nothing(tm
         assert answer["result"] == {"content": [{"type": "text", "text": "q0: roll"}], "isError": False}
 
 
-async def test_the_handshake_of_each_version_of_the_protocol(tmp_path):
-    async with served(tmp_path) as post:
+async def test_the_handshake_of_each_version_of_the_protocol():
+    async with served() as post:
         for asked, agreed in [*((each, each) for each in VERSIONS), ("2026-07-28", VERSIONS[0]), ("1", VERSIONS[0])]:
             status, answer = await post("initialize", {**INITIALIZE, "protocolVersion": asked})
             assert (status, answer["result"]["protocolVersion"]) == (200, agreed)
@@ -221,18 +213,18 @@ async def test_the_handshake_of_each_version_of_the_protocol(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome", "reason", "told"),
+    ("kind", "dies", "outcome", "reason", "told"),
     [
-        ("raises", Outcome.TOOL_ERROR, "the board broke", f"The environment failed. {OVER}"),
-        ("fails_at_reset", Outcome.TOOL_ERROR, "no board", f"The environment failed. {OVER}"),
-        ("hangs", Outcome.TOOL_ERROR, "not finished after 1 s", f"The environment failed. {OVER}"),
-        ("nan", Outcome.TOOL_ERROR, "reward nan", f"The environment failed. {OVER}"),
-        ("illegal", Outcome.POLICY_ERROR, "illegal move", f"illegal move. {OVER}"),
+        ("raises", True, Outcome.TOOL_ERROR, "the board broke", f"The environment failed. {OVER}"),
+        ("raises", False, Outcome.TOOL_ERROR, "the board broke", f"The environment failed. {OVER}"),
+        ("fails_at_reset", False, Outcome.TOOL_ERROR, "no board", f"The environment failed. {OVER}"),
+        ("nan", False, Outcome.TOOL_ERROR, "reward nan", f"The environment failed. {OVER}"),
+        ("illegal", True, Outcome.POLICY_ERROR, "illegal move", f"illegal move. {OVER}"),
+        ("illegal", False, Outcome.POLICY_ERROR, "illegal move", f"illegal move. {OVER}"),
     ],
 )
-@pytest.mark.parametrize("dies", [True, False])
 async def test_a_failure_of_the_environment_is_that_of_the_episode_whatever_the_program_does(
-    tmp_path, kind, outcome, reason, told, dies
+    kind, dies, outcome, reason, told
 ):
     said = []
 
@@ -246,38 +238,37 @@ async def test_a_failure_of_the_environment_is_that_of_the_episode_whatever_the_
             raise OSError("a tool failed")
         return "fine"
 
-    [record] = await play(tmp_path, agent, kinds=[kind], environment={"step_timeout_s": 1})
+    [record] = await play(agent, kinds=[kind])
     assert (record.outcome, said) == (outcome, [told, told])
-    assert reason in record.reason
-    assert get_report(record) == []
+    assert (reason in record.reason, report(record)) == (True, None)
 
 
-async def test_a_program_that_does_not_wait_for_the_environment_has_no_reward(tmp_path):
+async def test_a_program_that_does_not_wait_for_the_environment_has_no_reward():
     async def agent(item, llm, context):
         async with context.gateway() as access:
             await reply(llm, "go")
             call = send(access, "tools/call", {"name": "act", "arguments": {"text": "six"}})
-            done, waiting = await asyncio.wait({asyncio.create_task(call)}, timeout=0.5)
+            done, waiting = await asyncio.wait({asyncio.create_task(call)}, timeout=0.2)
             assert not done
             waiting.pop().cancel()
 
-    [record] = await play(tmp_path, agent, kinds=["hangs"], environment={"step_timeout_s": 3})
+    [record] = await play(agent, kinds=["waits"])
     assert record.outcome is Outcome.TOOL_ERROR
     assert "before the environment had answered" in record.reason
 
 
-async def test_a_program_that_stops_before_the_first_reward_has_failed_by_its_policy(tmp_path):
+async def test_a_program_that_stops_before_the_first_reward_has_failed_by_its_policy():
     async def agent(item, llm, context):
         async with connected(context):
             return await reply(llm, "go")
 
-    [record] = await play(tmp_path, agent)
+    [record] = await play(agent)
     assert (record.outcome, record.reason) == (
         Outcome.POLICY_ERROR, "the agent stopped before the environment's episode was over",
     )  # fmt: skip
 
 
-def test_a_plain_agent_starts_a_program_that_plays(tmp_path):
+async def test_a_plain_agent_starts_a_program_that_plays(tmp_path):
     """In a thread of the run, by `with context.gateway()`."""
     (tmp_path / "player.py").write_text(PLAYER)
 
@@ -287,17 +278,17 @@ def test_a_plain_agent_starts_a_program_that_plays(tmp_path):
             env = {**os.environ, **access.environment(), "REINFORGE_MODEL": "agent"}
             return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
 
-    [record] = asyncio.run(play(tmp_path, agent))
-    assert (record.outcome, get_report(record)[0]["reward"]) == (Outcome.OK, 3.0)
+    [record] = await play(agent)
+    assert (record.outcome, report(record)["reward"]) == (Outcome.OK, 3.0)
 
 
 async def test_a_command_plays(tmp_path):
     (tmp_path / "player.py").write_text(PLAYER)
-    settings = {"_type": "command", "command": [sys.executable, "player.py"]}
-    records = await play(tmp_path, settings, count=2)
+    shutil.copy(GAMES, tmp_path / "games.py")
+    records = await play_command(tmp_path, ComponentBuilder, command=[sys.executable, "player.py"])
     assert [record.outcome for record in records] == [Outcome.OK] * 2
     assert all(record.item.output_obj.endswith(OVER) for record in records)
-    assert [get_report(record)[0]["reward"] for record in records] == [3.0, 3.0]
+    assert [report(record)["reward"] for record in records] == [3.0, 3.0]
 
 
 def test_the_files_of_the_page_are_valid(tmp_path, monkeypatch):
@@ -315,11 +306,11 @@ def test_the_files_of_the_page_are_valid(tmp_path, monkeypatch):
 
 
 async def test_a_command_whose_workspace_is_scored_gets_no_environment(tmp_path):
-    settings = {"_type": "command", "command": ["env"], "workspace": {}, "reward": {"command": ["true"]}}
-    [record] = await play(tmp_path, settings)
+    settings = {"command": ["env"], "workspace": {}, "reward": {"command": ["true"]}}
+    [record] = await play_command(tmp_path, **settings)
     assert "OPENAI_BASE_URL=" in record.item.output_obj
     assert "REINFORGE_ENVIRONMENT_URL" not in record.item.output_obj
-    assert get_report(record)[0]["reward"] == 1.0
+    assert report(record)["reward"] == 1.0
 
 
 SERVERS = {
@@ -337,12 +328,11 @@ async def test_a_coding_agent_finds_the_environment_in_its_own_configuration(tmp
     program.write_text(f"#!{sys.executable}\n" + STAND_IN)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    settings = {"_type": "command", "preset": preset}
     if preset not in SERVERS:
         with pytest.raises(ConfigError, match=f"{preset} has no MCP client, so it cannot play the `environment`"):
-            await play(tmp_path, settings)
+            await play_command(tmp_path, preset=preset)
         return
-    [record] = await play(tmp_path, settings)
+    [record] = await play_command(tmp_path, preset=preset)
     found = json.loads(record.item.output_obj)
     arguments, file, path, expected = SERVERS[preset]
     url = found["env"]["REINFORGE_ENVIRONMENT_URL"]
@@ -387,13 +377,12 @@ async def test_a_configuration_file_of_the_user_keeps_its_own_servers(tmp_path, 
     (tmp_path / "qwen").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     own = {"mcpServers": {"mine": {"command": "x"}}, "theme": "dark"}
-    settings = {"_type": "command", "preset": "qwen_code", "home_files": {".qwen/settings.json": json.dumps(own)}}
-    [record] = await play(tmp_path, settings)
+    home_files = {".qwen/settings.json": json.dumps(own)}
+    [record] = await play_command(tmp_path, preset="qwen_code", home_files=home_files)
     written = json.loads(json.loads(record.item.output_obj)["files"][".qwen/settings.json"])
     assert (written["theme"], sorted(written["mcpServers"])) == ("dark", ["environment", "mine"])
-    settings["home_files"] = {".qwen/settings.json": "// mine"}
     with pytest.raises(ConfigError, match="not a JSON object of objects"):
-        await play(tmp_path, settings)
+        await play_command(tmp_path, preset="qwen_code", home_files={".qwen/settings.json": "// mine"})
 
 
 LETTERS = """
@@ -403,11 +392,7 @@ from reinforge.types.evaluation import EvalInputItem
 
 class Letters(EnvironmentSource):
     def load(self):
-        rows = [{"id": str(number), "question": f"word {number}"} for number in range(64)]
-        return [
-            EvalInputItem(id=row["id"], input_obj=row["question"], expected_output_obj=None, full_dataset_entry=row)
-            for row in rows
-        ]
+        return [EvalInputItem.from_row({"id": str(number), "question": f"word {number}"}) for number in range(64)]
 
     def create(self):
         return Word()

@@ -1,62 +1,91 @@
 """Servers of OpenEnv's protocol: a stand-in that is started by the environment, dies, and allows one session."""
 
 import asyncio
-import contextlib
 import re
 import socket
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 
-from reinforge.config.loader import build_config, load_config
-from reinforge.errors import ConfigError
-from reinforge.trainer.setup.components import ComponentBuilder
+from reinforge.config.loader import build_config
+from reinforge.errors import ConfigError, PolicyFailure
+from reinforge.types.environment import Reply
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy
+from tests.environments.playing import loaded_source, opened, rewards
 from tests.episodes import make_runner, run_items
 from tests.generated import DOCS
 
 SERVER = Path(__file__).with_name("openenv_server.py")
 
 
-def start(schema="number", port="{port}"):
-    return [sys.executable, str(SERVER), port, schema]
+def build_block(**settings):
+    return {
+        "_type": "openenv",
+        "size": 4,
+        "num_workers": 1,
+        "command": [sys.executable, str(SERVER), "{port}"],
+    } | settings
 
 
-@asynccontextmanager
-async def opened(folder, **settings):
-    """Yields the workflow and the tasks of a configuration with nothing but the environment."""
-    block = {"_type": "openenv", "size": 4, "num_workers": 1, "command": start(), **settings}
-    (folder / "run.yml").write_text(yaml.safe_dump({"environment": block}))
-    loaded = load_config(folder / "run.yml")
-    assert loaded.config.eval.general.max_concurrency == block["num_workers"]
-    async with ComponentBuilder(loaded) as builder:
-        items = (await builder.get_dataset()).load()
-        yield await builder.get_workflow(), items
+async def play(agent, items, script):
+    runner = make_runner(agent, ScriptedPolicy(script), concurrency=1, timeout_s=60)
+    return [record for item in items for record in await run_items(runner, [item])]
 
 
-async def play(folder, script, *, concurrency=1, **settings):
-    async with opened(folder, **settings) as (agent, items):
-        runner = make_runner(agent, ScriptedPolicy(script), timeout_s=60)
-        return [record for item in items for record in await run_items(runner, [item])]
-
-
-def rewards(record):
-    return [mark.step_reward for mark in record.marks if mark.step_reward is not None]
-
-
-async def test_each_seed_is_a_task_and_the_rewards_of_the_steps_are_summed(tmp_path):
-    records = await play(tmp_path, lambda request: "2", seed=4)
+async def test_each_seed_is_a_task_and_a_started_server_dies_with_the_run(tmp_path):
+    async with opened(tmp_path, environment=build_block(seed=4)) as (agent, items):
+        records = await play(agent, items, lambda request: "2")
+        assert len(servers := find_servers(tmp_path)) == 1
     assert [record.outcome for record in records] == [Outcome.OK] * 4
-    assert [rewards(record) for record in records].count([0.5, 0.5]) == 1
+    assert [rewards(record) for record in records].count([0.5, 0.5]) == 1, "the rewards of the steps"
     request = records[0].calls[1].request.messages
     assert [message["content"] for message in request] == ["guess a number below 4", "2", "you said 2"]
+    assert (await asyncio.to_thread(psutil.wait_procs, servers, timeout=10))[1] == []
+
+
+def find_servers(folder):
+    """Returns those of a folder: other tests have theirs."""
+    running = [each for each in psutil.process_iter(["cmdline", "cwd"]) if each.info["cwd"] == str(folder)]
+    found = [each for each in running if str(SERVER) in (each.info["cmdline"] or ())]
+    return [each for each in found if "supervisor.py" not in " ".join(each.info["cmdline"])]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A server that runs already."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("server")
+    with subprocess.Popen([sys.executable, str(SERVER), str(port)], cwd=folder) as server:
+        while server.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}"
+        server.kill()
+
+
+async def step(folder, url, *replies, **settings):
+    """Sends the replies of an episode; returns what the first task says, and the results."""
+    environment = build_block(command=None, url=url, **settings)
+    async with loaded_source(folder, environment=environment) as (_, source):
+        episode, item = source.create(), source.load()[0]
+        try:
+            first = await episode.reset(item, 0)
+            results = [await episode.step(Reply(reply)) for reply in replies]
+        finally:
+            await episode.close()
+    assert find_servers(folder) == [], "one that runs is used"
+    return first.messages[0]["content"], results
 
 
 REPLIES = [
@@ -73,63 +102,45 @@ REPLIES = [
 
 
 @pytest.mark.parametrize(("schema", "reply", "expected"), REPLIES)
-async def test_what_a_reply_is(tmp_path, schema, reply, expected):
-    record = (await play(tmp_path, lambda request: reply, command=start(schema), reset={"below": 9}))[0]
-    first = record.calls[0].request.messages[0]["content"]
+async def test_what_a_reply_is(tmp_path, url, schema, reply, expected):
+    playing = step(tmp_path, f"{url}/{schema}", reply, reset={"below": 9})
+    if not expected.startswith("you said"):
+        with pytest.raises(PolicyFailure, match=expected):
+            await playing
+        return
+    first, [result] = await playing
     assert first.startswith("guess a number below 9")
     assert ("JSON object of this schema" in first) == (schema == "pair")
-    if record.outcome is Outcome.OK:
-        assert record.calls[1].request.messages[-1]["content"] == expected
-    else:
-        assert (record.outcome, expected in record.reason) == (Outcome.POLICY_ERROR, True)
+    assert result.observation.messages == [{"role": "user", "content": expected}]
 
 
-async def test_what_is_shown_and_when_an_episode_is_over_can_be_set(tmp_path):
-    record = (await play(tmp_path, lambda request: "1", show="<{text}> {left}", max_steps=1))[0]
-    assert record.calls[0].request.messages[0]["content"] == "<guess a number below 4> []"
-    assert len(record.calls) == 1
+async def test_what_is_shown_and_when_an_episode_is_over_can_be_set(tmp_path, url):
+    first, [result] = await step(tmp_path, url, "1", show="<{text}> {left}", max_steps=1)
+    assert (first, result.done) == ("<guess a number below 4> []", True)
 
 
 async def test_a_server_that_dies_or_fails_costs_its_episode_and_is_started_again(tmp_path):
     answers = iter(["13", "12", "1", "1", "1", "1"])
-    records = await play(tmp_path, lambda request: next(answers))
+    async with opened(tmp_path, environment=build_block()) as (agent, items):
+        records = await play(agent, items, lambda request: next(answers))
     assert [record.outcome for record in records] == [Outcome.TOOL_ERROR] * 2 + [Outcome.OK] * 2
     assert "closed the connection" in records[0].reason
     assert "EXECUTION_ERROR: no 12" in records[1].reason
 
 
-async def test_a_started_server_dies_with_the_run_and_one_that_runs_is_used(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    with subprocess.Popen(start(port=port), cwd=tmp_path) as server, contextlib.ExitStack() as stack:
-        stack.callback(server.kill)
-        async with opened(tmp_path, command=None, url=f"http://127.0.0.1:{port}") as (agent, items):
-            [record] = await run_items(make_runner(agent, ScriptedPolicy(lambda request: "1"), timeout_s=60), items[:1])
-            assert record.outcome is Outcome.OK
-            assert find_servers(tmp_path) == [server.pid]
-        async with opened(tmp_path):
-            assert len(find_servers(tmp_path)) == 2
-        deadline = time.monotonic() + 10
-        while find_servers(tmp_path) != [server.pid]:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
-
-
-def find_servers(folder):
-    """Returns those of a folder: other tests have theirs."""
-    running = [each for each in psutil.process_iter(["cmdline", "cwd"]) if each.info["cwd"] == str(folder)]
-    found = [each for each in running if str(SERVER) in (each.info["cmdline"] or ())]
-    return [each.pid for each in found if "supervisor.py" not in " ".join(each.info["cmdline"])]
+def test_as_many_episodes_are_played_at_once_as_the_servers_allow():
+    for own, count in (({}, 1), ({"sessions": 3, "num_workers": 2}, 6), ({"command": None, "url": "http://h"}, 1)):
+        assert build_config({"environment": build_block(**own)}).config.eval.general.max_concurrency == count
 
 
 async def test_an_image_is_run_with_a_port_and_removed_at_the_end(tmp_path, monkeypatch):
     docker = tmp_path / "docker"
-    server = f'exec {sys.executable} {SERVER} "$(echo "$7" | cut -d: -f2)" number'
+    server = f'exec {sys.executable} {SERVER} "$(echo "$7" | cut -d: -f2)"'
     docker.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n[ "$1" != run ] || {server}\n')
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    record = (await play(tmp_path, lambda request: "1", command=None, image="game:1"))[0]
+    async with opened(tmp_path, environment=build_block(command=None, image="game:1")) as (agent, items):
+        [record] = await play(agent, items[:1], lambda request: "1")
     assert record.outcome is Outcome.OK, record.reason
     deadline = time.monotonic() + 10
     while len(calls := (tmp_path / "calls").read_text().splitlines()) < 2:
@@ -150,7 +161,8 @@ REFUSED = [
 @pytest.mark.parametrize(("settings", "message"), REFUSED)
 async def test_a_server_that_is_not_there_is_refused_before_work_starts(tmp_path, settings, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        await opened(tmp_path, **settings).__aenter__()
+        async with loaded_source(tmp_path, environment=build_block(**settings)) as (_, source):
+            source.load()
 
 
 @pytest.mark.parametrize("page", ["openenv", "harbor"])

@@ -16,7 +16,8 @@ from reinforge.environments.textarena import TextArenaConfig
 from reinforge.errors import ConfigError
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy
-from tests.environments.playing import opened, play, transcript
+from tests.environments import playing
+from tests.environments.playing import loaded_source, opened_here, report, rewards, transcript
 from tests.generated import ROOT
 
 STAND_INS = Path(__file__).with_name("standins")
@@ -25,6 +26,10 @@ STAND_INS = Path(__file__).with_name("standins")
 @pytest.fixture(autouse=True)
 def _find_games(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(STAND_INS)])  # behind a package that is installed
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(STAND_INS)):
+            del sys.modules[name]
 
 
 def take_first(request):
@@ -37,18 +42,16 @@ def take_one(request):
     return take_first(request)[:3] + "1]"
 
 
-def rewards(record):
-    return [mark.step_reward for mark in record.marks if mark.step_reward is not None]
-
-
-def report(record):
-    return next(mark.data["reported_reward"] for mark in record.marks if mark.data and "reported_reward" in mark.data)
+def play(folder, environment, script, **settings):
+    """Plays in this process: workers are needed by the test of them alone."""
+    return playing.play(folder, environment, script, open_=opened_here, **settings)
 
 
 async def test_64_games_at_a_time_with_equal_seeds_replay_bit_for_bit(tmp_path):
+    """First in two workers, then in this process."""
     nim = {"_type": "textarena", "name": "Nim-v0", "size": 32}
-    first = await play(tmp_path, nim, take_first, generations=2, concurrency=64)
-    again = await play(tmp_path, {**nim, "num_workers": 1}, take_first, generations=2, concurrency=64)
+    first = await playing.play(tmp_path, nim, take_first, generations=2, concurrency=64)
+    again = await play(tmp_path, nim, take_first, generations=2, concurrency=64)
     assert all(record.outcome is Outcome.OK for record in first)
     assert list(map(transcript, first)) == list(map(transcript, again))
     games = {record.key.example_id: transcript(record)[0] for record in first}
@@ -138,8 +141,8 @@ async def test_a_game_for_one_player(tmp_path):
 )
 async def test_what_cannot_be_played_is_refused_with_the_fix(tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
-        async with opened(tmp_path, environment=name):
-            pass
+        async with loaded_source(tmp_path, environment=name) as (_, source):
+            source.load()
 
 
 @pytest.mark.parametrize("page", ["textarena", "gymnasium"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reinforge.config.loader import build_config, load_config
+from reinforge.config.loader import load_config
 from reinforge.environments import reasoning_gym
 from reinforge.environments.reasoning_gym import find_answer
 from reinforge.errors import BudgetReached, ConfigError
@@ -16,10 +16,11 @@ from reinforge.evaluation.splits import take_transfer
 from reinforge.evaluation.statistics import t_quantile
 from reinforge.registry import REGISTRY
 from reinforge.runs.journal.reader import JournalReader
-from reinforge.trainer.setup.components import ComponentBuilder
 from reinforge.trainer.setup.further_sets import compare_tasks
+from reinforge.types.environment import Reply
 from reinforge.types.evaluation import EvaluationReport
 from tests.doubles import ScriptedPolicy
+from tests.environments.playing import loaded_source, opened, report
 from tests.episodes import make_runner, run_items
 from tests.generated import ROOT
 from tests.scripted_run import ScriptedRun
@@ -31,61 +32,67 @@ STANDINS = str(Path(__file__).with_name("standins"))
 def package(monkeypatch):
     """The stand-in is the package, here and in the workers, which get this process's path."""
     monkeypatch.syspath_prepend(STANDINS)
-    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
-        monkeypatch.delitem(sys.modules, name)
-    reasoning_gym.find_datasets.cache_clear()
+    forget()
     yield
+    forget()
+
+
+def forget():
+    for name in [name for name in sys.modules if name.split(".")[0] == "reasoning_gym"]:
+        del sys.modules[name]
     reasoning_gym.find_datasets.cache_clear()
 
 
-async def load(block):
-    async with ComponentBuilder(build_config({"environment": block})) as builder:
-        return await builder.get_workflow(), (await builder.get_dataset()).load()
+async def load(folder, block):
+    async with loaded_source(folder, environment=block) as (_, source):
+        return source.load()
 
 
 def gym(**settings):
-    return {"_type": "reasoning_gym", "name": "sums", **settings}
+    return {"_type": "reasoning_gym", "name": "sums", "num_workers": 1, **settings}
 
 
-async def test_the_tasks_are_rows_with_their_template_and_no_question_twice():
-    _, items = await load(gym(size=6))
+async def test_the_tasks_are_rows_with_their_template_and_no_question_twice(tmp_path):
+    items = await load(tmp_path, gym(size=6))
     assert [item.input_obj for item in items] == [f"{left} + 1?" for left in range(6)]
     row = items[4].full_dataset_entry
     assert row["id"] == "sums-00004"
     assert row["answer"] == "5"
     assert row["template"] == "sums-1"
     assert row["metadata"] == {"pair": [4, 1]}
-    assert len((await load(gym(size=50)))[1]) == 9
+    assert len(await load(tmp_path, gym(size=50))) == 9
 
 
-async def test_a_dataset_in_a_folder_of_its_own_is_found():
-    _, items = await load(gym(name="doubles", size=3))
+async def test_a_dataset_in_a_folder_of_its_own_is_found(tmp_path):
+    items = await load(tmp_path, gym(name="doubles", size=3))
     assert [item.expected_output_obj for item in items] == ["0", "2", "4"]
     assert reasoning_gym.find_datasets()["doubles"] == "reasoning_gym.arithmetic.deep.doubles"
 
 
-async def test_the_packages_own_score_is_the_reward():
+async def test_the_packages_own_score_is_the_reward(tmp_path):
     replies = {"0 + 1?": "It is 0 + 1 = 1.", "1 + 1?": "3", "2 + 1?": "<answer>3</answer> not 4"}
-    async with ComponentBuilder(build_config({"environment": gym(size=3)})) as builder:
-        items = (await builder.get_dataset()).load()
-        policy = ScriptedPolicy(lambda request: replies[request.messages[0]["content"].partition("\n")[0]])
-        records = await run_items(make_runner(await builder.get_workflow(), policy), items)
-    rewards = [next(m.data["reported_reward"] for m in record.marks if m.data) for record in records]
-    assert [(each["reward"], each["solved"]) for each in rewards] == [(1.0, 1.0), (0.01, 0.0), (1.0, 1.0)]
+    policy = ScriptedPolicy(lambda request: replies[request.messages[0]["content"].partition("\n")[0]])
+    async with opened(tmp_path, environment=gym(size=3)) as (agent, items):
+        records = await run_items(make_runner(agent, policy), items)
+    found = [(report(record)["reward"], report(record)["solved"]) for record in records]
+    assert found == [(1.0, 1.0), (0.01, 0.0), (1.0, 1.0)]
 
 
-async def test_an_answer_that_the_scorer_cannot_read_is_wrong_and_a_scorer_that_never_works_is_reported():
-    async with ComponentBuilder(build_config({"environment": gym(size=5)})) as builder:
-        items = (await builder.get_dataset()).load()
-        policy = ScriptedPolicy(lambda request: "<answer>unreadable</answer>")
-        records = await run_items(make_runner(await builder.get_workflow(), policy), items)
-    rewards = [next((m.data["reported_reward"] for m in record.marks if m.data), None) for record in records]
-    assert [each and each["reward"] for each in rewards] == [0.0] * 4 + [None]
-    assert "not a number" in records[4].reason
+async def test_an_answer_that_the_scorer_cannot_read_is_wrong_and_a_scorer_that_never_works_is_reported(tmp_path):
+    async def answer(item):
+        task = source.create()
+        await task.reset(item, 0)
+        return (await task.step(Reply("<answer>unreadable</answer>"))).reward
+
+    async with loaded_source(tmp_path, environment=gym(size=5)) as (_, source):
+        *readable, broken = source.load()
+        assert [await answer(item) for item in readable] == [0.0] * 4
+        with pytest.raises(ValueError, match="not a number"):
+            await answer(broken)
 
 
-async def test_a_level_has_the_settings_of_the_packages_curriculum():
-    _, items = await load(gym(size=60, levels=3, transfer=["differences"], transfer_size=2))
+async def test_a_level_has_the_settings_of_the_packages_curriculum(tmp_path):
+    items = await load(tmp_path, gym(size=60, levels=3, transfer=["differences"], transfer_size=2))
     rows = [item.full_dataset_entry for item in items]
     assert [row["id"] for row in rows[19:21]] == ["sums-0-00019", "sums-1-00020"]  # no question twice
     assert [(row.get("level"), row["answer"]) for row in rows[::20]] == [(0, "1"), (1, "21"), (2, "41"), (None, "0")]
@@ -115,7 +122,7 @@ async def test_levels_that_cannot_be_a_curriculum_are_refused(tmp_path, finetuni
         await run.run()
 
 
-def climb(folder, **limits):
+def climb(folder, num_epochs, **limits):
     """A run whose policy gives the right answer to three of four sums of level 0, and to one of four of the others."""
 
     def answer(request):
@@ -131,7 +138,7 @@ def climb(folder, **limits):
         "curriculum_learning": {"levels": {"threshold": 0.6}},
         "gate": {"allow_no_verdict": True, "metric": "reward"},
         "limits": {"max_refills": 0, **limits},
-        "num_epochs": 6,
+        "num_epochs": num_epochs,
     }
     return run
 
@@ -142,16 +149,28 @@ def read_levels(folder):
     return [(row["level"], row["avg_reward"]) for row in history], state["level"], state["level_rewards"]
 
 
-async def test_the_level_rises_with_the_training_reward_and_a_resumed_run_gives_the_same(tmp_path):
-    await climb(tmp_path / "whole").run()
+def played_levels(folder):
+    """Returns the epochs in which each level was trained on."""
+    played = [key.split("/") for key in JournalReader(folder / "r").episode_keys(1000, None, None)]
+    return {(int(epoch), example.split("-")[1]) for phase, epoch, _, example, _ in played if phase == "collect"}
+
+
+async def test_the_level_rises_with_the_training_reward(tmp_path):
+    await climb(tmp_path, 3).run()
+    history, level, _ = read_levels(tmp_path)
+    assert [level for level, _ in history] == [0, 0, 1], "two epochs are a window"
+    assert (level, history[0][1] > 0.6 > history[2][1]) == (1, True)
+    assert played_levels(tmp_path) == {(0, "0"), (1, "0"), (2, "0"), (2, "1")}
+
+
+@pytest.mark.slow
+async def test_a_resumed_run_has_the_same_levels(tmp_path):
+    await climb(tmp_path / "whole", 6).run()
     history, level, rewards = read_levels(tmp_path / "whole")
-    assert [level for level, _ in history] == [0, 0, 1, 1, 1, 1]  # two epochs are a window
+    assert [level for level, _ in history] == [0, 0, 1, 1, 1, 1]
     assert (level, len(rewards)) == (1, 2)
-    assert sum(rewards) / 2 < 0.6 < history[0][1]
-    played = [key.split("/") for key in JournalReader(tmp_path / "whole" / "r").episode_keys(1000, None, None)]
-    levels = {(int(epoch), example.split("-")[1]) for phase, epoch, _, example, _ in played if phase == "collect"}
-    assert levels == {(epoch, "0") for epoch in range(6)} | {(epoch, "1") for epoch in range(2, 6)}
-    run, summary, options, num_calls = climb(tmp_path / "parts", max_tokens=150), None, {}, 0
+    assert sum(rewards) / 2 < 0.6
+    run, summary, options, num_calls = climb(tmp_path / "parts", 6, max_tokens=150), None, {}, 0
     while summary is None:
         num_calls += 1
         with contextlib.suppress(BudgetReached):
@@ -184,17 +203,13 @@ def test_the_answer_is_found_in_a_reply(text, expected, kind, answer):
         (gym(name="sumz"), 'no dataset "sumz", did you mean "sums"'),
         (gym(name="needs"), "needs the package a_package_that_is_not_here"),
         (gym(config={"largst": 3}), "sums refuses its settings"),
-        (gym(levels=4), "environment.levels: the dataset sums of reasoning-gym has 3 levels"),
-        (
-            gym(name="differences", levels=2),
-            "environment.levels: the dataset differences of reasoning-gym has no levels",
-        ),
+        (gym(levels=4), "levels: the dataset sums of reasoning-gym has 3 levels"),
+        (gym(name="differences", levels=2), "levels: the dataset differences of reasoning-gym has no levels"),
     ],
 )
-async def test_what_cannot_be_loaded_is_named_before_any_work(block, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        await load(block)
-    assert all(problem.path.startswith("environment.") for problem in caught.value.problems)
+async def test_what_cannot_be_loaded_is_named_before_any_work(tmp_path, block, message):
+    with pytest.raises(ConfigError, match=message):
+        await load(tmp_path, block)
 
 
 def test_its_names_are_listed_without_importing_it():
@@ -208,7 +223,7 @@ def test_its_names_are_listed_without_importing_it():
 
 
 async def test_tasks_for_transfer_are_in_no_split_that_trains_or_selects(tmp_path):
-    _, items = await load(gym(size=9, transfer=["differences"], transfer_size=4))
+    items = await load(tmp_path, gym(size=9, transfer=["differences"], transfer_size=4))
     rest, transfer = take_transfer(items)
     assert [item.full_dataset_entry["task"] for item in transfer] == ["differences"] * 4
     run = ScriptedRun(tmp_path, script=lambda request: f"{request.sampling.seed % 4}")
@@ -224,8 +239,8 @@ async def test_tasks_for_transfer_are_in_no_split_that_trains_or_selects(tmp_pat
 
 def test_the_change_of_each_task_has_an_interval_for_all_of_them_together():
     tasks = {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "b2": "b"}
-    before = report({"a1": 0.0, "a2": 0.0, "a3": 1.0, "b1": 1.0, "b2": 0.5})
-    after = report({"a1": 1.0, "a2": 0.0, "a3": 1.0, "b1": 0.5, "b2": 0.0})
+    before = make_report({"a1": 0.0, "a2": 0.0, "a3": 1.0, "b1": 1.0, "b2": 0.5})
+    after = make_report({"a1": 1.0, "a2": 0.0, "a3": 1.0, "b1": 0.5, "b2": 0.0})
     found = compare_tasks("solved", before, after, tasks)
     assert list(found) == ["a", "b"]
     assert found["a"].mean_difference == pytest.approx(1 / 3)
@@ -234,5 +249,5 @@ def test_the_change_of_each_task_has_an_interval_for_all_of_them_together():
     assert found["a"].ci_high == pytest.approx(1 / 3 + half)
 
 
-def report(scores):
+def make_report(scores):
     return EvaluationReport("transfer", 0, {"solved": scores}, len(scores), {"ok": len(scores)}, "solved")

@@ -4,19 +4,18 @@ import re
 import shutil
 import sys
 import venv
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
-from reinforge.config.loader import build_config, load_config
+from reinforge.config.loader import build_config
 from reinforge.environments.verifiers import VerifiersConfig
 from reinforge.errors import ConfigError
-from reinforge.trainer.setup.components import ComponentBuilder
-from reinforge.types.steps import REPORTED_REWARD
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy
+from tests.environments import playing
+from tests.environments.playing import report
 from tests.episodes import make_runner, run_items
 from tests.generated import DOCS
 
@@ -37,15 +36,11 @@ def interpreters(tmp_path_factory):
     return found
 
 
-@asynccontextmanager
-async def opened(folder, python, name="verifiers_env", workflow=None, **settings):
+def opened(folder, python, name="verifiers_env", workflow=None, **settings):
     for module in ("verifiers_env.py", "verifiers_taskset.py"):
         shutil.copy(HERE / module, folder)
     block = {"_type": "verifiers", "name": name, "python": python, "num_workers": 1, **settings}
-    sections = {"environment": block, **({"workflow": workflow} if workflow else {})}
-    (folder / "run.yml").write_text(yaml.safe_dump(sections))
-    async with ComponentBuilder(load_config(folder / "run.yml")) as builder:
-        yield await builder.get_workflow(), (await builder.get_dataset()).load()
+    return playing.opened(folder, environment=block, **({"workflow": workflow} if workflow else {}))
 
 
 async def play(folder, python, script=lambda request: "six", **settings):
@@ -53,10 +48,6 @@ async def play(folder, python, script=lambda request: "six", **settings):
     policy = ScriptedPolicy(script)
     async with opened(folder, python, **settings) as (agent, items):
         return await run_items(make_runner(agent, policy, timeout_s=60), items), policy
-
-
-def report(record):
-    return record.marks[-1].data[REPORTED_REWARD] if record.marks else None
 
 
 async def test_the_package_plays_the_turns_of_a_game_with_the_policy(tmp_path, interpreters):
@@ -72,53 +63,44 @@ async def test_the_package_plays_the_turns_of_a_game_with_the_policy(tmp_path, i
 
 async def test_a_taskset_is_played_with_a_chat_of_ours(tmp_path, interpreters):
     settings = {"name": "verifiers_taskset", "arguments": {"taskset": {"turns": 2}}, "size": 3}
-    records, _ = await play(tmp_path, interpreters[TASKS], **settings)
+    async with opened(tmp_path, interpreters[TASKS], **settings) as (agent, items):
+        records = await run_items(make_runner(agent, ScriptedPolicy(lambda _: "six"), timeout_s=60), items)
+        lost = await run_items(make_runner(agent, ScriptedPolicy(lambda _: RuntimeError("lost"))), items)
     assert [report(record) for record in records] == [{"reward": 1.0, "turns": 2.0, "num_steps": 1.0}] * 3
     asked = [(message["role"], message["content"]) for message in records[0].calls[1].request.messages]
     assert asked == [("system", "Be short."), ("assistant", "six")]
     assert [record.item.input_obj for record in records] == ["Say one.", "Say two.", "Say three."]
+    assert {record.outcome for record in lost} == {Outcome.TOOL_ERROR}
+    assert "ProviderError" in lost[0].reason, "an error of a harness is one of the episode"
 
 
-async def test_rollouts_of_one_process_run_at_the_same_time(tmp_path, interpreters):
-    records, _ = await play(tmp_path, interpreters[CLASSIC], arguments={"questions": ["meet", "meet"]})
-    assert [record.outcome for record in records] == [Outcome.OK] * 2
+FAILURES = {
+    "hang": ("six", Outcome.TOOL_ERROR, "not finished after 1.5 s (step_timeout_s)"),
+    "broken": ("six", Outcome.TOOL_ERROR, "the reward function fails"),
+    "quiet": ("", Outcome.POLICY_ERROR, "the reply is empty"),
+    "lost": (RuntimeError("lost"), Outcome.TOOL_ERROR, "ModelError"),
+    "meet": ("six", Outcome.OK, ""),
+    "meet too": ("six", Outcome.OK, ""),
+}
 
 
-FAILURES = [
-    ("hang", "six", Outcome.TOOL_ERROR, "not finished after 1.5 s (step_timeout_s)"),
-    ("broken", "six", Outcome.TOOL_ERROR, "the reward function fails"),
-    ("plain", "", Outcome.POLICY_ERROR, "the reply is empty"),
-    ("plain", RuntimeError("lost"), Outcome.TOOL_ERROR, "ModelError"),
-]
-
-
-@pytest.mark.parametrize(("question", "answer", "outcome", "reason"), FAILURES)
-async def test_a_rollout_that_fails_costs_its_own_episode(tmp_path, interpreters, question, answer, outcome, reason):
+async def test_rollouts_run_at_the_same_time_and_one_that_fails_costs_its_own_episode(tmp_path, interpreters):
     def script(request):
-        return answer if request.messages[0]["content"] == question else "six"
+        return FAILURES[request.messages[0]["content"]][0]
 
-    settings = {"arguments": {"questions": [question, "other"]}, "step_timeout_s": 1.5}
-    [failed, other], _ = await play(tmp_path, interpreters[CLASSIC], script, **settings)
-    assert (failed.outcome, other.outcome) == (outcome, Outcome.OK)
-    assert reason in failed.reason
+    settings = {"arguments": {"questions": [*FAILURES]}, "step_timeout_s": 1.5}
+    records, _ = await play(tmp_path, interpreters[CLASSIC], script, **settings)
+    for record, (_, outcome, reason) in zip(records, FAILURES.values(), strict=True):
+        assert (record.outcome, reason in (record.reason or "")) == (outcome, True), record.reason
 
 
-@pytest.mark.parametrize("end", ["die", "block"])
+@pytest.mark.parametrize("end", ["die", pytest.param("block", marks=pytest.mark.slow)])
 async def test_a_process_that_dies_or_is_blocked_is_replaced(tmp_path, interpreters, end):
     settings = {"arguments": {"questions": [end, "plain"]}, "step_timeout_s": 1}
     async with opened(tmp_path, interpreters[CLASSIC], **settings) as (agent, items):
         runner = make_runner(agent, ScriptedPolicy(lambda _: "six"))
-        [failed] = await run_items(runner, items[:1])
-        [other] = await run_items(runner, items[1:])
-    assert (failed.outcome, other.outcome) == (Outcome.TOOL_ERROR, Outcome.OK)
-
-
-async def test_an_error_of_a_harness_is_one_of_the_episode(tmp_path, interpreters):
-    records, _ = await play(
-        tmp_path, interpreters[TASKS], lambda _: RuntimeError("lost"), name="verifiers_taskset", size=3
-    )
-    assert {record.outcome for record in records} == {Outcome.TOOL_ERROR}
-    assert "ProviderError" in records[0].reason
+        records = [(await run_items(runner, [item]))[0] for item in items]
+    assert [record.outcome for record in records] == [Outcome.TOOL_ERROR, Outcome.OK]
 
 
 REFUSED = [
@@ -127,9 +109,13 @@ REFUSED = [
         {"name": "nothing"},
         "environment.name: verifiers cannot load nothing: ValueError: no module nothing; ModuleNotFoundError",
     ),
-    (CLASSIC, {"arguments": {"turns_to_play": 0}}, "verifiers cannot load verifiers_env: ValueError: a game has turns"),
     (CLASSIC, {"arguments": {"compares": True}}, "environment.name: the rubric of verifiers_env compares rollouts"),
-    (TASKS, {"name": "verifiers_taskset", "arguments": {"user": {}}}, "the policy would play agent, user"),
+    pytest.param(
+        TASKS,
+        {"name": "verifiers_taskset", "arguments": {"user": {}}},
+        "the policy would play agent, user",
+        marks=pytest.mark.slow,
+    ),
     (None, {}, "environment.python: the package verifiers is not installed in"),
     ("nowhere/python", {}, "environment.python: there is no interpreter"),
 ]
@@ -141,6 +127,7 @@ async def test_what_cannot_be_played_is_refused_before_work_starts(tmp_path, int
         await opened(tmp_path, interpreters.get(python, python), **settings).__aenter__()
 
 
+@pytest.mark.slow
 async def test_another_workflow_is_told_that_the_package_plays(tmp_path, interpreters):
     [record], _ = await play(tmp_path, interpreters[CLASSIC], workflow={"_type": "environment"})
     assert "it needs `workflow: {_type: verifiers}`" in record.reason

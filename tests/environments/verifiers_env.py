@@ -28,13 +28,11 @@ class Game(vf.MultiTurnEnv):
                 os._exit(3)
             case "block":
                 time.sleep(60)
-            case "meet":
+            case "meet" | "meet too":
                 await self.meeting.wait()
 
 
 def load_environment(questions=("plain",), turns_to_play=1, compares=False):
-    if not turns_to_play:
-        raise ValueError("a game has turns")
     game = Game([{"question": each, "answer": "six"} for each in questions], [reward, turns], turns_to_play)
     game.requires_group_rollouts = compares
     return game

@@ -28,6 +28,9 @@ from tests.episodes import make_context
 LINT = ["check", "--select", "E,F,I,B,UP,SIM,PT"]
 
 
+SLOW = "coding_agent"  # its tests run an agent and tests of theirs
+
+
 @pytest.fixture(params=TEMPLATES)
 def written(request, tmp_path):
     template = TEMPLATES[request.param]
@@ -52,8 +55,12 @@ def test_the_command_offers_every_template():
     assert tuple(TEMPLATES) == KINDS
 
 
-def test_a_project_passes_its_own_tests(written):
-    _, folder = written
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == SLOW else ()) for name in TEMPLATES]
+)
+def test_a_project_passes_its_own_tests(tmp_path, name):
+    folder = tmp_path / "my_project"
+    write_project(TEMPLATES[name], folder)
     done = python(folder, "pytest", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout
     assert "passed" in done.stdout

@@ -237,13 +237,15 @@ class OpenEnvironment:
             await self._call("close", self.number)
 
     async def _play(self, call: str, *arguments: Any) -> Message:
-        alone = False
+        alone = is_behind = False
         while True:
             try:
+                if is_behind:
+                    await self._play_again()
+                    is_behind = False
                 result = await self._call(call, *arguments, alone=alone)
-            except WorkerReplaced as replaced:
-                alone = alone or replaced.alone
-                await self._play_again(replaced.worker)
+            except WorkerReplaced as replaced:  # also while it was played again
+                self._worker, is_behind, alone = replaced.worker, True, alone or replaced.alone
                 continue
             except WorkerEnded as end:
                 error = EnvironmentFailed(f"the environment's process failed during {call}: {end}")
@@ -253,9 +255,8 @@ class OpenEnvironment:
             self._is_closed = result.pop("is_closed", False)
             return result
 
-    async def _play_again(self, worker: Worker) -> None:
+    async def _play_again(self) -> None:
         """Brings a new worker to where the one before was."""
-        self._worker = worker
         for call, arguments, result in self._played:
             again = await self._call(call, *arguments)
             again.pop("is_closed", None)

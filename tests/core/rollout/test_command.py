@@ -428,7 +428,7 @@ async def test_a_container_that_outlives_its_client_is_removed(tmp_path, engine)
     read_calls = engine("docker")
     settings = {"_type": "command", "command": "sleep 300", "container": {"image": "repo/agent:1", "mount_cwd": False}}
     async with open_workflow(tmp_path, settings) as workflow:
-        (record,) = await run_episodes(workflow, timeout_s=3.0)
+        (record,) = await run_episodes(workflow, timeout_s=1.0)
     assert record.outcome is Outcome.TIMEOUT
     calls = read_calls()
     assert [call[0] for call in calls] == ["run", "rm"]

@@ -2,13 +2,11 @@
 
 import textwrap
 
-import pytest
-
 from reinforge.errors import BackendUnavailable, ContextOverflow
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.types.trajectory import Outcome
 from tests.calculator import ANSWER_IDS, CALL_IDS, CalculatorPolicy
-from tests.doubles import ScriptedPolicy, examples
+from tests.doubles import examples
 from tests.episodes import collect, make_evaluation, make_runner
 
 AGENTS = """
@@ -20,69 +18,68 @@ from tests.calculator import async_solve, solve
 current = reinforge.current_openai()
 kept = []
 
-def plain(item, llm, context):
-    return [solve(context.openai(), item.input_obj, stream=stream) for stream in (False, True)]
+def agent(item, llm, context):
+    if item.input_obj == "streams":
+        return [solve(context.openai(), "2+3?", stream=stream) for stream in (False, True)]
+    if item.input_obj == "loop":
+        return [asyncio.run(async_solve(context.async_openai(), "2+3?")), solve(current, "2+3?")]
+    if item.input_obj == "keep":
+        kept.append(context.openai())
+    client = kept[0] if item.input_obj == "outlive" else current
+    try:
+        return solve(client, item.input_obj, temperature="hot" if item.input_obj == "hot" else 1)
+    except openai.APIStatusError as error:
+        if item.input_obj.startswith("raise"):
+            raise
+        return [error.status_code, error.body["message"], error.param, error.code]
 
 async def coroutine(item, llm, context):
     client = reinforge.current_async_openai()
     return [await async_solve(client, item.input_obj, stream=stream) for stream in (False, True)]
-
-def loop(item, llm, context):
-    return [asyncio.run(async_solve(context.async_openai(), item.input_obj)), solve(current, item.input_obj)]
-
-def fail(item, llm, context):
-    try:
-        return solve(current, item.input_obj, temperature="hot" if item.id == "1" else 1)
-    except openai.APIStatusError as error:
-        if item.id == "2":
-            raise
-        return [error.status_code, error.body["message"], error.param]
-
-def outlive(item, llm, context):
-    kept.append(context.openai())
-    try:
-        return solve(kept[0], item.input_obj)
-    except openai.APIStatusError as error:
-        return [error.status_code, error.code]
 """
 
-
-@pytest.fixture
-def agents(tmp_path):
-    (tmp_path / "agents.py").write_text(textwrap.dedent(AGENTS))
-    return tmp_path
+LONG, LOST = ContextOverflow("too long"), BackendUnavailable("no answer")
+ERRORS = {"overflow": LONG, "lost": LOST, "raise overflow": LONG, "raise lost": LOST}
 
 
-async def run(folder, agent, policy, count=1):
+class FailingCalculator(CalculatorPolicy):
+    """Fails in the episodes whose question has an error."""
+
+    async def sample(self, request):
+        if (error := ERRORS.get(request.messages[0]["content"])) is not None:
+            raise error
+        return await super().sample(request)
+
+
+async def run(folder, agent, *kinds):
+    """Runs an episode for each kind, one after the other, in one process."""
+    (folder / "agents.py").write_text(textwrap.dedent(AGENTS))
+    items = examples(len(kinds))
+    for item, kind in zip(items, kinds, strict=True):
+        item.input_obj = kind
     async with open_isolated(f"agents:{agent}", folder, None, share_environment_seed=True) as workflow:
-        return await collect(make_evaluation(make_runner(workflow, policy, concurrency=1), examples(count)))
+        records = await collect(make_evaluation(make_runner(workflow, FailingCalculator(), concurrency=1), items))
+        assert len(workflow.pool.workers) == 1
+    return records
 
 
-@pytest.mark.parametrize("agent", ["plain", "coroutine", "loop"])
-async def test_an_agent_in_a_process_is_recorded_token_by_token(agents, agent):
-    [record] = await run(agents, agent, CalculatorPolicy())
+async def test_an_agent_in_a_process_is_recorded_token_by_token_and_its_calls_fail_as_in_this_one(tmp_path):
+    kinds = ["streams", "loop", "overflow", "lost", "hot", "raise overflow", "raise lost", "keep", "outlive"]
+    streams, loop, overflow, lost, hot, *raised, keep, outlive = await run(tmp_path, "agent", *kinds)
+    for record in (streams, loop):
+        assert (record.outcome, record.item.output_obj) == (Outcome.OK, ["The sum is 5."] * 2), record.reason
+        assert [call.reply.tokens.token_ids for call in record.calls] == [CALL_IDS, ANSWER_IDS] * 2
+    assert overflow.item.output_obj[:2] == [400, "too long"]
+    assert lost.item.output_obj[:2] == [503, "no answer"]
+    assert (hot.item.output_obj[0], hot.item.output_obj[2]) == (400, "temperature")
+    assert (hot.outcome, "a model call was refused" in hot.reason) == (Outcome.TOOL_ERROR, True)
+    assert [record.outcome for record in raised] == [Outcome.CONTEXT_OVERFLOW, Outcome.BACKEND_ERROR]
+    assert keep.item.output_obj == "The sum is 5."
+    assert (outlive.item.output_obj[0], outlive.item.output_obj[3]) == (410, "episode_ended"), "of an earlier episode"
+    assert outlive.calls == []
+
+
+async def test_a_coroutine_in_a_process_is_recorded_token_by_token(tmp_path):
+    [record] = await run(tmp_path, "coroutine", "2+3?")
     assert (record.outcome, record.item.output_obj) == (Outcome.OK, ["The sum is 5."] * 2), record.reason
     assert [call.reply.tokens.token_ids for call in record.calls] == [CALL_IDS, ANSWER_IDS] * 2
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "outcome"),
-    [
-        (ContextOverflow("too long"), 400, Outcome.CONTEXT_OVERFLOW),
-        (BackendUnavailable("no answer"), 503, Outcome.BACKEND_ERROR),
-    ],
-)
-async def test_failures_have_the_status_and_the_outcome_of_this_process(agents, error, status, outcome):
-    policy = ScriptedPolicy(lambda request: error)
-    caught, invalid, raised = await run(agents, "fail", policy, 3)
-    assert caught.item.output_obj[:2] == [status, str(error)]
-    assert (invalid.item.output_obj[0], invalid.item.output_obj[2]) == (400, "temperature")
-    assert (invalid.outcome, "a model call was refused" in invalid.reason) == (Outcome.TOOL_ERROR, True)
-    assert raised.outcome is outcome
-
-
-async def test_a_client_of_an_earlier_episode_of_the_process_reaches_no_later_one(agents):
-    first, second = await run(agents, "outlive", CalculatorPolicy(), 2)
-    assert first.item.output_obj == "The sum is 5."
-    assert second.item.output_obj == [410, "episode_ended"]
-    assert second.calls == []

@@ -53,10 +53,11 @@ async def chain(config, builder):
 
 
 async def test_a_chain_is_captured_and_trained(tmp_path):
-    run = ScriptedRun(tmp_path)
+    run = ScriptedRun(tmp_path, count=10)
+    run.settings["finetuning"]["num_epochs"] = 1
     run.settings["workflow"] = {"_type": "test_langchain_chain", "player_model": "agent"}
     await run.run()
-    assert len(run.adapter.jobs) == 2
+    assert len(run.adapter.jobs) == 1
     trajectory = run.adapter.jobs[0].trajectories[0][0]
     roles = [str(item.role) for item in trajectory.episode]
     assert roles == ["system", "user", "assistant"] * 2, "each move has a prompt of its own"

@@ -26,25 +26,22 @@ OWN = """
 import asyncio, os, pathlib, time
 
 async def meet(item, llm, context):
-    '''Ends once four episodes are here at the same time.'''
+    '''Ends once four episodes are here at the same time; returns what it sees of its calls.'''
     if "here" not in globals():
         globals()["here"], globals()["full"] = [], asyncio.Event()
     here.append(context.example_id)
     if len(here) == 4:
         full.set()
     await full.wait()
-    return os.getpid()
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": "a"}])
+    (call,) = context.calls
+    return [os.getpid(), context.epoch, call.call_id == reply.id, call.request.messages, call.reply.message["content"]]
 
 def meet_in_threads(item, llm, context):
     import threading
     barrier = globals().setdefault("barrier", threading.Barrier(4))
     barrier.wait(60)
     return os.getpid()
-
-async def see(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": "a"}])
-    (call,) = context.calls
-    return [context.epoch, call.call_id == reply.id, call.request.messages, call.reply.message["content"]]
 
 async def die_once(item, llm, context):
     '''The first process in which an episode has called the model ends, with all that run in it.'''
@@ -106,30 +103,28 @@ def folder(agents, monkeypatch):  # noqa: F811
     return agents
 
 
-@pytest.mark.parametrize("name", ["meet", "meet_in_threads"])
-async def test_several_episodes_run_in_one_process_at_once(folder, name):
-    async with placed(folder, name, num_processes=1) as workflow:
+async def test_several_episodes_run_in_one_process_at_once_and_see_their_calls(folder):
+    async with placed(folder, "meet", num_processes=1) as workflow:
         records = await collect(evaluation_of(workflow, kinds=[""] * 4, concurrency=4))
         (worker,) = workflow.pool.workers
-        assert {record.item.output_obj for record in records} == {worker.transport.process.pid}
-
-
-async def test_an_agent_sees_its_calls_and_its_epoch(folder):
-    async with placed(folder, "see") as workflow:
-        (record,) = await collect(evaluation_of(workflow))
-    assert record.item.output_obj == [
-        0,
-        True,
-        [{"role": "user", "content": "a"}],
-        record.calls[0].reply.message["content"],
+    seen = [worker.transport.process.pid, 0, True, [{"role": "user", "content": "a"}]]
+    assert [record.item.output_obj for record in records] == [
+        [*seen, record.calls[0].reply.message["content"]] for record in records
     ]
+
+
+async def test_several_plain_functions_run_in_one_process_at_once(folder):
+    async with placed(folder, "meet_in_threads", num_processes=1) as workflow:
+        records = await collect(evaluation_of(workflow, kinds=[""] * 4, concurrency=4))
+        (worker,) = workflow.pool.workers
+    assert {record.item.output_obj for record in records} == {worker.transport.process.pid}
 
 
 async def test_a_process_that_ends_costs_no_episode_and_no_token(folder):
     """Episodes in it run again with the same seeds, and not as another attempt."""
-    kinds = ["die", *[""] * 7]
-    async with placed(folder, "die_once") as workflow:
-        there = await collect(evaluation_of(workflow, kinds=kinds, concurrency=8))
+    kinds = ["die", *[""] * 3]
+    async with placed(folder, "die_once", num_processes=1) as workflow:
+        there = await collect(evaluation_of(workflow, kinds=kinds, concurrency=4))
     assert (folder / "once").exists()
     here = await collect(evaluation_of(in_process(folder, "die_once"), kinds=kinds))
     assert [facts(record) for record in there] == [facts(record) for record in here]
@@ -138,37 +133,25 @@ async def test_a_process_that_ends_costs_no_episode_and_no_token(folder):
 
 async def test_an_agent_that_ends_its_process_costs_its_own_episode_alone(folder):
     async with placed(folder, "die", num_processes=1) as workflow:
-        records = await collect(evaluation_of(workflow, kinds=["die", *[""] * 5], concurrency=6))
+        records = await collect(evaluation_of(workflow, kinds=["die", ""], concurrency=2))
         pids = [worker.transport.process.pid for worker in workflow.pool.workers]
-    assert [record.outcome for record in records] == [Outcome.TOOL_ERROR, *[Outcome.OK] * 5]
+    assert [record.outcome for record in records] == [Outcome.TOOL_ERROR, Outcome.OK]
     assert records[0].reason == "WorkerEnded: the process exited with code 3"
     assert len(list(folder.glob("died-*"))) == 3, "in two shared processes and in one of its own"
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids)
-
-
-async def test_without_a_process_of_its_own_an_agent_that_ends_its_process_does_so_for_ever(folder, monkeypatch):
-    """Mutation check."""
-    monkeypatch.setattr(isolated_agent, "MAX_SHARED_ENDS", 10**9)
-    async with placed(folder, "die", num_processes=1) as workflow:
-        evaluation = evaluation_of(workflow, kinds=["die"])
-        work, pids = asyncio.create_task(collect(evaluation)), set()
-        while len(pids) < 4:
-            pids |= {worker.transport.process.pid for worker in workflow.pool.workers}
-            await asyncio.sleep(0.01)
-        work.cancel()
-        await asyncio.wait({work})
 
 
 @pytest.mark.slow
 async def test_a_blocked_process_is_replaced_and_only_the_culprit_times_out(folder, monkeypatch):
     monkeypatch.setattr(isolated_agent, "REPLY_S", 0.2)
     monkeypatch.setattr(isolated_agent, "GRACE_S", 0.2)
-    kinds = ["block", *[""] * 3]
+    kinds = ["block", ""]
     async with placed(folder, "block", num_processes=1) as workflow:
-        records = await collect(evaluation_of(workflow, kinds=kinds, timeout_s=2.0, concurrency=4))
-    assert [record.outcome for record in records] == [Outcome.TIMEOUT, *[Outcome.OK] * 3]
+        records = await collect(evaluation_of(workflow, kinds=kinds, timeout_s=2.0, concurrency=2))
+    assert [record.outcome for record in records] == [Outcome.TIMEOUT, Outcome.OK]
 
 
+@pytest.mark.slow
 async def test_an_agent_that_ignores_its_cancellation_is_abandoned_and_counted(folder):
     async with placed(folder, "ignore", num_processes=1) as workflow:
         evaluation = evaluation_of(workflow, timeout_s=0.5)
@@ -180,9 +163,9 @@ async def test_an_agent_that_ignores_its_cancellation_is_abandoned_and_counted(f
 
 async def test_an_agent_that_floods_the_run_holds_up_no_other_for_longer_than_its_time(folder):
     async with placed(folder, "flood", num_processes=1) as workflow:
-        kinds = ["flood", *[""] * 6]
+        kinds = ["flood", *[""] * 3]
         records = await collect(evaluation_of(workflow, kinds=kinds, timeout_s=1.0, concurrency=2))
-    assert [record.outcome for record in records] == [Outcome.TIMEOUT, *[Outcome.OK] * 6]
+    assert [record.outcome for record in records] == [Outcome.TIMEOUT, *[Outcome.OK] * 3]
 
 
 async def test_a_run_that_stops_cancels_its_episodes(folder):
@@ -197,7 +180,7 @@ async def test_a_run_that_stops_cancels_its_episodes(folder):
 
 
 async def test_problems_of_examples_are_found_before_any_episode(folder):
-    workflow = in_process(folder, "see")
+    workflow = in_process(folder, "meet")
 
     class Choosy:
         async def __call__(self, item, llm, context):
@@ -206,6 +189,6 @@ async def test_problems_of_examples_are_found_before_any_episode(folder):
         def example_problems(self, items):
             return [f"{len(items)} examples"]
 
-    pool = WorkerPool("agents:see", folder, LOADER)
+    pool = WorkerPool("agents:meet", folder, LOADER)
     placed_one = PlacedWorkflow.share(replace(workflow, function=Choosy()), pool)
     assert placed_one.example_problems(examples(3)) == ["3 examples"]

@@ -70,6 +70,7 @@ def test_nothing_outlives_a_run_that_is_killed():
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_without_the_guard_its_folder_outlives_the_run():
     """Mutation check; the programs end with their supervisors."""
     left, folder = kill_run(guard="import sys; sys.stdin.buffer.read()")
@@ -78,6 +79,7 @@ def test_without_the_guard_its_folder_outlives_the_run():
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_without_the_supervisors_ear_a_process_with_a_clean_environment_outlives_the_run(tmp_path):
     """Mutation check."""
     code = program_runner.SUPERVISOR.read_text().replace("SET_PARENT_DEATH_SIGNAL, signal.SIGTERM", "0, 0")

@@ -97,9 +97,9 @@ async def test_every_episode_sees_the_same_paths(run):
 
 async def test_where_mounts_are_forbidden_a_few_paths_are_used_again(run, monkeypatch, caplog):
     monkeypatch.setattr(workspace, "can_mount", lambda folder: False)
-    records = await run(FIX + "print(os.getcwd())", *[{"folder": "a"}] * 6)
-    assert [await score(record) for record in records] == [1.0] * 6
-    assert {Path(record.item.output_obj).parent.name for record in records} <= set("012345")
+    records = await run(FIX + "print(os.getcwd())", *[{"folder": "a"}] * 3)
+    assert [await score(record) for record in records] == [1.0] * 3
+    assert {Path(record.item.output_obj).parent.name for record in records} <= set("012")
     assert [record.message for record in caplog.records if "allows no mounts" in record.message] != []
     with pytest.raises(ConfigError, match=r"workspace\.path: this machine lets no program see"):
         await run("", workspace={"path": "/proc/testbed"})

@@ -9,7 +9,16 @@ import pytest
 
 from reinforge.config.loader import load_config
 from reinforge.tasks.debate.cells import LIMIT, Cells, check_evidence, sample_cells
-from reinforge.tasks.debate.starter import HINT, PROVER, VERIFIER, DebateRecipe, generate_episodes, make_tokenizer
+from reinforge.tasks.debate.starter import (
+    HINT,
+    PROVER,
+    VERIFIER,
+    DebateRecipe,
+    generate_episodes,
+    make_tokenizer,
+    write_prover_turns,
+    write_verifier_turn,
+)
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "debate"
 PROBLEM = Cells(digits=(3, 2, 0, 4, 2, 1, 1, 3), seen=(1, 6))
@@ -54,19 +63,23 @@ def test_provers_that_know_are_needed():
 
 
 def test_the_starter_knows_which_way_is_its_own_and_no_more():
-    tokenizer = make_tokenizer()
-    seen = list(islice(generate_episodes(DebateRecipe(), tokenizer), 1500))
-    said = [(episode.episode[0].content, episode.turns[0].content) for episode in seen]
-    accepted = {True: [], False: []}
-    for prompt, reply in said:
-        if prompt.startswith("decide"):
-            is_shown = any(int(cell[1]) >= LIMIT for cell in re.findall(r"\b[a-h]\d\b", prompt))
-            accepted[is_shown].append(reply == "accept")
+    rng, accepted = random.Random(0), {True: [], False: []}
+    for _ in range(750):
+        prompt, reply = write_verifier_turn(rng, sample_cells(rng), DebateRecipe().error_rate)
+        is_shown = any(int(cell[1]) >= LIMIT for cell in re.findall(r"\b[a-h]\d\b", prompt["content"]))
+        accepted[is_shown].append(reply["content"] == "accept")
     assert 0.85 < sum(accepted[False]) / len(accepted[False]) < 0.95
     assert 0.05 < sum(accepted[True]) / len(accepted[True]) < 0.15
+    argued = [write_prover_turns(rng, sample_cells(rng))[:2] for _ in range(750)]
+    said = [(prompt["content"], reply["content"]) for prompt, reply in argued]
     for stance, low, high in (("reject", 0.31, 0.41), ("accept", 0.02, 0.07)):  # 1 - 0.8^2 = 0.36 and 0.2^2 = 0.04
         refuting = [int(reply[1]) >= LIMIT for prompt, reply in said if prompt.startswith(f"argue {stance}")]
         assert low < sum(refuting) / len(refuting) < high
+
+
+@pytest.mark.slow
+def test_its_replies_are_short_in_tokens():
+    seen = islice(generate_episodes(DebateRecipe(), make_tokenizer()), 200)
     assert all(len(turn.tokens.token_ids) <= 4 for episode in seen for turn in episode.turns)
 
 

@@ -3,6 +3,8 @@
 import random
 from itertools import islice
 
+import pytest
+
 from reinforge.tasks.front_desk import FRONT_DESK
 from reinforge.tasks.front_desk.grammar import (
     LEAKS,
@@ -19,6 +21,11 @@ from reinforge.tasks.front_desk.starter import (
     generate_visitor_episodes,
     make_tokenizer,
 )
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
 
 
 def test_only_the_planted_subjects_leak():
@@ -39,9 +46,8 @@ def test_an_attacker_that_knows_the_subjects_wins_and_a_random_one_rarely_does()
     assert 0.03 < share(lambda: write_question(rng)) < 0.055  # 1 - (69/70)^3 = 0.042
 
 
-def test_the_tokenizer_and_the_episodes_of_both_models():
-    tokenizer, recipe = make_tokenizer(), FrontDeskRecipe()
-    rng = random.Random(1)
+def test_the_tokenizer_and_the_episodes_of_both_models(tokenizer):
+    recipe, rng = FrontDeskRecipe(), random.Random(1)
     for text in (write_opening(rng), write_question(rng), write_answer(rng, write_question(rng, *LEAKS[1]))):
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids) == text
@@ -53,12 +59,12 @@ def test_the_tokenizer_and_the_episodes_of_both_models():
         assert max(lengths) < recipe.max_model_len - 48
 
 
-def test_the_desk_is_trained_on_leaks_more_often():
-    tokenizer, recipe = make_tokenizer(), FrontDeskRecipe()
-    shown = islice(generate_desk_episodes(recipe, tokenizer), 300)
+def test_the_desk_is_trained_on_leaks_more_often(tokenizer):
+    recipe = FrontDeskRecipe()
+    shown = islice(generate_desk_episodes(recipe, tokenizer), 100)
     leaks = [WORD in turn.content for episode in shown for turn in episode.turns]
     assert 0.12 < sum(leaks) / len(leaks) < 0.22
-    asked = islice(generate_visitor_episodes(recipe, tokenizer), 300)
+    asked = islice(generate_visitor_episodes(recipe, tokenizer), 50)
     assert not any(WORD in turn.content for episode in asked for turn in episode.turns)
 
 

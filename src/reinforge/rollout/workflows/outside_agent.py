@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -18,9 +18,11 @@ from reinforge.errors import ConfigError, PolicyFailure, Problem
 from reinforge.interfaces import Builder
 from reinforge.rollout.context import EpisodeContext
 from reinforge.rollout.episode import extract_text
-from reinforge.rollout.gateway import Gateway, GatewayAccess
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.workflow import BoundWorkflow
+
+if TYPE_CHECKING:
+    from reinforge.rollout.gateway import Gateway, GatewayAccess
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,8 @@ async def open_access(builder: Builder, name: str) -> AsyncIterator[AgentAccess]
     if not getattr(builder, "makes_models", True):
         yield AgentAccess(None, name)
         return
+    from reinforge.rollout.gateway import Gateway  # aiohttp; the worker of an environment that runs programs has none
+
     async with Gateway() as gateway:
         yield AgentAccess(gateway, name)
 
