@@ -10,7 +10,9 @@ import time
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from reinforge.cli import main
 from reinforge.learning.api import LearningApi
 from reinforge.routing.live_comparison import LiveScore, LiveTest
 from reinforge.serving.app import ServeApp
@@ -20,7 +22,7 @@ from reinforge.serving.models import ServedModels
 from reinforge.serving.recording import RecordConfig
 from reinforge.serving.version_folder import VersionFolder
 from tests.learning.learning import rate
-from tests.serving.serving import http, says, start_command, wait_for
+from tests.serving.serving import http, says, wait_for
 from tests.serving.test_loading import save_adapter
 
 CHOICE = {"structured_outputs": {"choice": ["yes", "no"]}}  # a random model seldom ends its reply
@@ -265,10 +267,9 @@ def test_a_server_that_forgets_scores_does_not_decide_after_a_kill(support):
 def test_a_comparison_needs_versions_to_compare(tiny_model_dir, tmp_path):
     (tmp_path / "learn.yml").write_text("compare: {}\n")
     options = ("--learn", tmp_path / "learn.yml", "--data_dir", tmp_path, "--port", 0)
-    process = start_command("serve", tiny_model_dir, *options)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "no folder of versions is served" in said
+    found = CliRunner().invoke(main, ["serve", str(tiny_model_dir), *map(str, options)])
+    assert found.exit_code == 2
+    assert "no folder of versions is served" in found.output
 
 
 async def test_a_candidate_whose_replies_are_cut_is_stopped_though_nobody_rates(support, tmp_path):

@@ -81,7 +81,7 @@ def same_tokens(first, second):
     )
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, pytest.param({"r": 4}, marks=pytest.mark.slow)], ids=["full", "lora"])
 async def test_the_same_trajectories_make_the_same_weights_as_here(server, tiny_model_dir, lora):
     policy = {"lora": lora} if lora else {}
     config = run_config(tiny_model_dir, **policy)

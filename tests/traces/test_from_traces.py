@@ -43,10 +43,11 @@ def export(folder, *records):
     return call("data", "import", folder / "export.jsonl", "--output", folder / "data.jsonl", "--overwrite")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "num_epochs"),
     [
-        pytest.param({"_type": "sft", "min_reward": 0.5}, 3, marks=pytest.mark.slow),
+        ({"_type": "sft", "min_reward": 0.5}, 3),
         ({"_type": "kto", "beta": 0.05}, 8),
         ({"_type": "rejection_sampling"}, 3),
     ],
