@@ -10,9 +10,9 @@ from reinforge.engine import Engine
 from reinforge.protocols.tinker.server.slots import list_slots
 from tests.protocols.art_client import ARTServer
 from tests.protocols.tinker import TinkerClient, serve_tinker
-from tests.serving.conftest import engine
+from tests.serving.conftest import _counts_no_frozen_objects, engine
 
-__all__ = ["engine"]
+__all__ = ["_counts_no_frozen_objects", "engine"]
 
 
 @pytest.fixture(autouse=True)

@@ -28,10 +28,11 @@ from tests.protocols.art_client import (
 )
 
 
+@pytest.mark.slow
 async def test_a_loop_over_the_training_service_raises_the_reward(art, model):
     """Whether the client sends the ids of tokens or not."""
     name, rewards = get_artifact(model), []
-    for step in range(5):
+    for step in range(7):
         sends_ids = step % 2 == 0
         answers = await collect(art, name, 100 * step, return_token_ids=sends_ids, max_tokens=1)
         assert {answer["model_version"] for answer in answers} == {step}
@@ -41,7 +42,7 @@ async def test_a_loop_over_the_training_service_raises_the_reward(art, model):
         assert [event["type"] for event in events] == ["training_started", "gradient_step", "training_ended"]
         counts = {key: events[1]["data"][key] for key in ("num_replies", "num_derived", "num_left_out")}
         assert counts == {"num_replies": 24, "num_derived": 0, "num_left_out": 0}
-    assert await art.list_steps(model) == [5, 4, 3, 2, 1, 0]
+    assert await art.list_steps(model) == [7, 6, 5, 4, 3, 2, 1, 0]
     assert rewards[-1] > rewards[0] + 0.3, rewards
 
 
@@ -112,6 +113,7 @@ async def test_a_model_is_found_again_and_goes_on_after_a_restart(tiny_model_dir
         assert {each["model_version"] for each in again} == {1}
 
 
+@pytest.mark.slow
 async def test_replies_that_are_not_remembered_are_trained_if_their_logprobs_are_those_of_the_model(
     tiny_model_dir, tmp_path
 ):
@@ -134,6 +136,7 @@ async def test_replies_that_are_not_remembered_are_trained_if_their_logprobs_are
                 assert found["num_derived"] == found["num_replies"] == 8 - found["num_left_out"]
 
 
+@pytest.mark.slow
 async def test_equal_rewards_make_a_step_of_the_same_weights(art, model):
     before = await collect(art, get_artifact(model), 0, 4)
     group = [build_trajectory(answer, 1.0) for answer in before]
@@ -159,6 +162,7 @@ async def test_a_job_without_known_tokens_fails_and_says_why(art, model):
     assert await art.list_steps(model) == [0]
 
 
+@pytest.mark.slow
 async def test_a_job_that_was_interrupted_runs_once(tiny_model_dir, tmp_path, monkeypatch):
     """And twice, as a mutation check shows, if its checkpoint is not looked for."""
     async with ARTServer(tiny_model_dir, tmp_path) as server:
@@ -178,6 +182,7 @@ async def test_a_job_that_was_interrupted_runs_once(tiny_model_dir, tmp_path, mo
             assert await server.list_steps(model) == steps
 
 
+@pytest.mark.slow
 async def test_the_server_of_art_run_trains_too(art):
     described = {**DESCRIBED, "trainable": True}
     await art.call("POST", "/register", described)

@@ -47,6 +47,7 @@ async def test_weights_that_cannot_be_saved_are_never_served(art, model, monkeyp
     assert await art.list_steps(model) == [1, 0]
 
 
+@pytest.mark.slow
 async def test_the_newest_step_cannot_be_deleted_while_it_is_being_saved(art, model, tmp_path, monkeypatch):
     group = await build_group(art)
     loop, write = asyncio.get_running_loop(), model_module.write_folder
@@ -65,6 +66,7 @@ async def test_the_newest_step_cannot_be_deleted_while_it_is_being_saved(art, mo
     assert ModelFolder(tmp_path / model["id"]).list_steps() == [1]
 
 
+@pytest.mark.slow
 async def test_checkpoints_are_hashed_when_they_are_loaded_and_not_when_they_are_listed(
     tiny_model_dir, tmp_path, monkeypatch
 ):
@@ -129,6 +131,7 @@ async def test_the_jobs_of_a_model_end_when_it_is_deleted(art, model, held):
     assert await art.create() != model
 
 
+@pytest.mark.slow
 async def test_a_step_that_is_made_while_its_model_is_deleted_is_not_served_by_the_next_model(art):
     for _ in range(2):
         model = await art.create()
@@ -153,6 +156,7 @@ async def test_a_server_stops_at_once_while_a_client_waits_for_a_job(art, model,
     assert ModelFolder(tmp_path / model["id"]).read_result(job) is None, "it runs again after a restart"
 
 
+@pytest.mark.slow
 async def test_a_job_whose_end_cannot_be_recorded_ends_all_the_same(art, model, monkeypatch):
     def fill_disk(self, id_, result):
         raise StorageError("no space left")
@@ -175,6 +179,7 @@ async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(art, tmp_path
     await art.create()
 
 
+@pytest.mark.slow
 async def test_what_a_killed_server_left_is_removed(tiny_model_dir, tmp_path):
     """A model that was being deleted does not come back, and half a step is no step."""
     async with ARTServer(tiny_model_dir, tmp_path) as server:
@@ -189,6 +194,7 @@ async def test_what_a_killed_server_left_is_removed(tiny_model_dir, tmp_path):
         assert list(checkpoints.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_a_model_that_is_being_deleted_is_not_found_again(art, model, tmp_path, monkeypatch):
     deleting, go, close = asyncio.Event(), asyncio.Event(), ARTModel.close
 
@@ -208,6 +214,7 @@ async def test_a_model_that_is_being_deleted_is_not_found_again(art, model, tmp_
     assert ModelFolder(tmp_path / made["id"]).read() is not None
 
 
+@pytest.mark.slow
 async def test_a_model_for_which_there_was_no_room_is_found_again(tiny_model_dir, tmp_path, caplog):
     async with ARTServer(tiny_model_dir, tmp_path) as server:
         first, second = await server.create("one"), await server.create("two")

@@ -67,6 +67,7 @@ def test_a_run_trains_at_the_backend_and_promotes_the_better_model(project, art,
     assert {body["model"] for body in art.chats} == {promoted["model"]}, "a promoted model can be evaluated"
 
 
+@pytest.mark.slow
 def test_a_server_that_names_only_the_model_trains_without_a_verdict(project, art):
     art.names_steps = False
     use_art_adapter(project, art, 1).set("finetuning.num_epochs", 2)
@@ -111,7 +112,8 @@ def test_settings_that_the_server_does_not_read_are_refused_all_at_once(project,
     assert not art.calls
 
 
-@pytest.mark.parametrize("protocol", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", [1, 2])
 def test_old_steps_are_deleted_only_where_the_run_folder_no_longer_names_them(project, art, protocol):
     use_art_adapter(project, art, protocol).set("finetuning.num_epochs", 4)
     project.set("trainer_adapters.adapter.backend.delete_old_checkpoints", True)

@@ -338,7 +338,7 @@ async def ask_anything(kind: str, answer: Any) -> None:
     assert text.encode().decode() == text, "it can be printed"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from([*ANSWERS, "wait"]),
     seed=st.integers(0, 2**32),

@@ -84,6 +84,7 @@ def test_a_run_trains_at_the_service_and_promotes_the_better_model(hosted, servi
     assert "refers to a model of a remote service" in refused.output
 
 
+@pytest.mark.slow
 def test_a_model_below_the_margin_is_not_promoted(hosted, service):
     hosted.set("finetuning.gate.margin", 0.9).set("finetuning.num_epochs", 1)
     result = hosted.finetune()
@@ -97,7 +98,7 @@ def test_a_model_below_the_margin_is_not_promoted(hosted, service):
 COLUMNS = {"sft": {"completion": "aeiou"}, "dpo": {"chosen": "aeiou", "rejected": "xyz"}}
 
 
-@pytest.mark.parametrize("algorithm", COLUMNS)
+@pytest.mark.parametrize("algorithm", ["dpo", pytest.param("sft", marks=pytest.mark.slow)])
 def test_rows_of_a_dataset_are_sent_unchanged(hosted, service, algorithm):
     rows = [{"id": row["id"], "prompt": row["question"], **COLUMNS[algorithm]} for row in hosted.rows]
     hosted.rows = None
@@ -150,7 +151,7 @@ async def own_builder(config, builder):
     yield OwnBuilder(config)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_custom_builder_needs_no_tokens(hosted, service, pairs):
     hosted.set("trajectory_builders.builder", {"_type": "test_own_messages", "pairs": pairs})
     hosted.set("finetuning.algorithm", {"_type": "dpo" if pairs else "sft"}).set("finetuning.num_epochs", 1)

@@ -116,6 +116,7 @@ def test_losses_are_those_of_the_service_and_others_are_refused():
         translate_loss(LossSpec("clipped_pg", {"kl_coef": 0.1}))
 
 
+@pytest.mark.slow
 def test_a_job_is_undone_and_a_checkpoint_resumed(engine, service, tmp_path):
     samples = make_samples()
     first = engine.logprobs(samples)
