@@ -157,25 +157,24 @@ def test_what_is_not_decided_ends():
     assert comparison.judge().outcome == "futility"
 
 
-def test_an_effect_of_a_tenth_decides_within_4000_chats():
-    for outcome, decided_at in zip(
-        *simulate([Users(effect=0.1, share=share) for share in (0.5, 0.2)], 60), strict=True
-    ):
+BETTER = [Users(effect=0.1, share=share) for share in (0.5, 0.2)]
+HARMFUL = [
+    Users(effect=-0.1, liars=0.2),
+    Users(effect=-0.1, heavy=True),
+    Users(effect=-0.1, heavy=True, liars=0.2),
+    Users(effect=-0.1, heavy=True, conspire=True),
+    Users(effect=-0.05, liars=0.2, burst=5),
+]
+
+
+@pytest.mark.slow
+def test_an_effect_of_a_tenth_decides_within_4000_chats_and_nothing_harmful_is_promoted():
+    outcomes, decided_at = simulate([*BETTER, *HARMFUL], 20)
+    for outcome, chats in zip(outcomes[:2], decided_at[:2], strict=True):
         assert (outcome == PROMOTE).mean() >= 0.9
         assert (outcome > PROMOTE).mean() <= 0.02
-        assert np.median(decided_at) < 2000
-
-
-def test_nothing_harmful_is_promoted_in_20_of_20_seeds():
-    worlds = [
-        Users(effect=-0.1, liars=0.2),
-        Users(effect=-0.1, heavy=True),
-        Users(effect=-0.1, heavy=True, liars=0.2),
-        Users(effect=-0.1, heavy=True, conspire=True),
-        Users(effect=-0.05, liars=0.2, burst=5),
-    ]
-    outcome, _ = simulate(worlds, 20)
-    assert not (outcome == PROMOTE).any()
+        assert np.median(chats) < 2000
+    assert not (outcomes[2:] == PROMOTE).any()
 
 
 def test_without_the_cap_few_users_decide():

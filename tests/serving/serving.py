@@ -13,6 +13,7 @@ import httpx
 
 from reinforge.serving.app import ServeApp
 from reinforge.serving.models import ServedModels
+from tests.doubles import ScriptedPolicy
 
 
 @contextlib.asynccontextmanager
@@ -22,6 +23,21 @@ async def serve(policies, features=(), **settings):
         models.add(name, policy)
     async with ServeApp(models, features, **settings) as app:
         yield app
+
+
+class ScriptedLoader:
+    """Serves a scripted policy in the place of each version of a folder."""
+
+    def __init__(self, models):
+        self._models = models
+
+    async def load(self, name, folder, base, settings=None):
+        policy = ScriptedPolicy()
+        await policy.publish(int(name.rpartition("@")[2]))
+        self._models.add(name, policy, root=base)
+
+    async def unload(self, name):
+        await self._models.remove(name)
 
 
 def start_command(*arguments, stderr=subprocess.PIPE, **settings):

@@ -166,10 +166,10 @@ async def test_no_message_to_a_client_has_a_path_of_the_server(tmp_path):
 
 
 async def test_what_the_chat_template_cannot_render_is_the_clients_fault(app, engine, monkeypatch):
-    monkeypatch.setattr(engine.policy.renderer.tokenizer, "chat_template", "{{ messages[-1]['content'] * 4 }}")
+    monkeypatch.setattr(engine.policy.renderer.tokenizer, "chat_template", "{{ messages[-1]['content'] * 400 }}")
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
     async with http(app) as client:
-        for fields, named in (({"tools": tools}, "ignores tools"), ({"messages": says("x" * (5 << 20))}, "template")):
+        for fields, named in (({"tools": tools}, "ignores tools"), ({"messages": says("x" * 50_000)}, "template")):
             body = {"model": MODEL, "messages": says("x"), **fields}
             response = await client.post("/v1/chat/completions", json=body)
             message = response.json()["error"]["message"]

@@ -50,8 +50,8 @@ async def test_a_body_that_takes_too_long_is_refused_and_the_next_one_is_read(mo
 
 
 async def test_the_process_begins_with_a_long_body_and_ends_without_one(monkeypatch):
-    monkeypatch.setattr(app_module, "TRIM_S", 0.1)
-    monkeypatch.setattr(reader_module, "IDLE_S", 5.0)
+    monkeypatch.setattr(app_module, "TRIM_S", 0.5)
+    monkeypatch.setattr(reader_module, "IDLE_S", 2.0)
     num_before = len(psutil.Process().children())
     async with serve({"m": ScriptedPolicy()}) as app, http(app) as client:
         for text, number in (("hi", 0), ("hi" * 100_000, 1)):
