@@ -169,7 +169,7 @@ async def test_what_cannot_be_decided_now_loses_no_feedback(support, tmp_path, c
 class Server:
     """`reinforge serve FOLDER --learn learn.yml` in a process of its own, which `prelude` may change before it runs."""
 
-    def __init__(self, folder, min_users=100, crash_at="", prelude=""):
+    def __init__(self, folder, min_users, crash_at="", prelude=""):
         config, data = folder.folder.parent / "learn.yml", folder.folder.parent / "data"
         config.write_text(f"compare:\n  min_users: {min_users}\n")
         command = [sys.executable, "-c", f"{prelude}\nfrom reinforge.cli import main\nmain()"]
@@ -226,11 +226,11 @@ GOOD, BAD = (1, 0.5, 1, 0.75), (0, 0.5, 0.25, 0)
     ids=["better", "worse"],
 )
 def test_users_decide_on_a_candidate_while_it_is_served(trained, scores, promoted, action):
-    with Server(trained) as server:
-        assert server.talk(trained, scores) >= 200
+    with Server(trained, 50) as server:
+        assert server.talk(trained, scores) >= 100
         event = trained.read_log()[-1]
         assert (event.action, event.version, event.by) == (action, 2, "comparison")
-        assert min(event.evidence["num_users"]) >= 100
+        assert min(event.evidence["num_users"]) >= 50
         wait_until(lambda: server.show()["promoted"] == promoted and server.show()["candidate"] is None)
         assert server.show()["decision"]["reason"] == event.reason
         body = {"messages": says("hi"), "user": "a new one", **CHOICE}

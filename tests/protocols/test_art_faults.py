@@ -227,6 +227,7 @@ async def test_a_model_for_which_there_was_no_room_is_found_again(tiny_model_dir
         assert await server.create("two") == second
 
 
+@pytest.mark.slow
 async def test_replies_that_do_not_fit_the_model_are_left_out(art, model):
     """Tokens, prompts and numbers of a client's own invention reach neither the model nor its memory."""
     good = await build_group(art, max_tokens=1)

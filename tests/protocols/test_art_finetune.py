@@ -220,8 +220,9 @@ def server(tiny_model_dir, tmp_path):
         yield SimpleNamespace(ip="127.0.0.1", port=app.port, base_url=url, key="any", folder=folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize(
+    "protocol", [pytest.param(1, marks=pytest.mark.fault), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_a_run_trains_on_the_server_and_gets_better(project, server, protocol, monkeypatch):
     monkeypatch.setenv("ART_KEY", server.key)
     use_art_adapter(project, server, protocol, training={"learning_rate": 0.02})

@@ -44,12 +44,13 @@ def test_a_run_trains_on_the_pairs(pairs, nemo):
     assert pairs.summary["status"] == "completed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
         pytest.param(lost_response, id="lost"),
-        pytest.param(after(fails(503)), id="503", marks=pytest.mark.slow),
-        pytest.param(after(page(502)), id="html", marks=pytest.mark.slow),
+        pytest.param(after(fails(503)), id="503"),
+        pytest.param(after(page(502)), id="html"),
     ],
 )
 def test_a_lost_answer_creates_no_second_job(pairs, nemo, fault):

@@ -151,7 +151,8 @@ async def own_builder(config, builder):
     yield OwnBuilder(config)
 
 
-@pytest.mark.parametrize("pairs", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pairs", [False, True])
 def test_a_custom_builder_needs_no_tokens(hosted, service, pairs):
     hosted.set("trajectory_builders.builder", {"_type": "test_own_messages", "pairs": pairs})
     hosted.set("finetuning.algorithm", {"_type": "dpo" if pairs else "sft"}).set("finetuning.num_epochs", 1)

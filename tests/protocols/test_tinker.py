@@ -294,6 +294,7 @@ async def test_a_damaged_checkpoint_is_not_loaded(client, tmp_path):
     assert (await client.create_model(2))["type"] == "create_model"  # its slot is free again
 
 
+@pytest.mark.slow
 async def test_stops(client, tuned):
     sampler = await client.open_sampler(base_model="tiny")
     end = tuned.tokenizer.eos_token_id
@@ -364,6 +365,7 @@ async def test_models_beyond_the_servers_means_are_refused(client):
     assert "has ended" in ended.text
 
 
+@pytest.mark.slow
 async def test_more_snapshots_than_slots_take_turns(client):
     """Three models' worth of weights in two slots, and each sampler keeps its own."""
     model_id = await make_model(client)
