@@ -251,7 +251,6 @@ MUTANTS = [
         "                await self._slots.clear_gradients(model.slot)\n",
         "",
         "tests/protocols/test_tinker.py::test_bad_data_is_refused_by_name_and_no_step_is_made",
-        "loss",
     ),
     Mutant(
         "Unexpected answers of a service",

@@ -10,46 +10,53 @@ import time
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from reinforge.cli import main
 from reinforge.learning.api import LearningApi
 from reinforge.routing.live_comparison import LiveScore, LiveTest
 from reinforge.serving.app import ServeApp
 from reinforge.serving.live_versions import LiveVersions
-from reinforge.serving.loading import LoadSettings, ModelLoader
 from reinforge.serving.models import ServedModels
 from reinforge.serving.recording import RecordConfig
 from reinforge.serving.version_folder import VersionFolder
 from tests.learning.learning import rate
-from tests.serving.serving import http, says, start_command, wait_for
+from tests.serving.serving import ScriptedLoader, http, says, wait_for
 from tests.serving.test_loading import save_adapter
 
 CHOICE = {"structured_outputs": {"choice": ["yes", "no"]}}  # a random model seldom ends its reply
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_model_dir, tmp_path_factory):
-    root = tmp_path_factory.mktemp("trained")
-    for seed in (1, 2):
-        save_adapter(tiny_model_dir, root / str(seed), seed=seed)
-    return root
+def build_versions(folder, models):
+    """Returns versions 1, which is promoted, and 2, which gets half of the conversations."""
+    versions = VersionFolder(folder / "support")
+    for model in models:
+        versions.add(model, {})
+    versions.try_candidate(2, 0.5)
+    return versions
 
 
 @pytest.fixture
-def support(trained, tmp_path):
-    """Versions 1, which is promoted, and 2, which gets half of the conversations."""
-    folder = VersionFolder(tmp_path / "support")
+def support(tmp_path):
+    """Of what looks like a model to what only copies it."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return build_versions(tmp_path, [tmp_path / "model"] * 2)
+
+
+@pytest.fixture
+def trained(tiny_model_dir, tmp_path):
+    """Of adapters, for servers in processes of their own."""
     for seed in (1, 2):
-        folder.add(trained / str(seed), {})
-    folder.try_candidate(2, 0.5)
-    return folder
+        save_adapter(tiny_model_dir, tmp_path / str(seed), seed=seed)
+    return build_versions(tmp_path, [tmp_path / "1", tmp_path / "2"])
 
 
 @contextlib.asynccontextmanager
 async def learn(support, data, **rule):
     """Yields a client of a server of the versions, once the candidate answers."""
     models = ServedModels()
-    loader = ModelLoader(models, LoadSettings(device="cpu"))
-    live = LiveVersions(support, models, loader, LiveTest(**rule))
+    live = LiveVersions(support, models, ScriptedLoader(models), LiveTest(**rule))
     await live.open()
     learning = LearningApi(data, RecordConfig(), None, [live])
     async with ServeApp(models, [live, learning], keeper=learning.keeper) as app, http(app) as client:
@@ -141,9 +148,9 @@ async def test_a_deleted_user_does_not_count_and_a_restart_counts_the_others(sup
 
 async def test_what_cannot_be_decided_now_loses_no_feedback(support, tmp_path, caplog):
     async with learn(support, tmp_path, min_users=10) as client:
-        weights = support.path(2) / "adapter_model.safetensors"
-        whole = weights.read_bytes()
-        weights.write_bytes(whole + b"?")
+        model = support.path(2) / "config.json"
+        whole = model.read_bytes()
+        model.write_bytes(whole + b"?")
         for number in range(200):
             id_, version = await chat(client, f"user {number}")
             assert (await rate(client, id=id_, score=float(version == 2))).status_code == 200
@@ -151,7 +158,7 @@ async def test_what_cannot_be_decided_now_loses_no_feedback(support, tmp_path, c
                 break
         assert support.read().candidate == 2
         assert (await show(client))["comparison"]["outcome"] == "promote"
-        weights.write_bytes(whole)
+        model.write_bytes(whole)
         assert (await rate(client, id=id_, comment="as before")).status_code == 200
         await wait_for(lambda: client.live.state.promoted == 2)
         found = await show(client)
@@ -162,7 +169,7 @@ async def test_what_cannot_be_decided_now_loses_no_feedback(support, tmp_path, c
 class Server:
     """`reinforge serve FOLDER --learn learn.yml` in a process of its own, which `prelude` may change before it runs."""
 
-    def __init__(self, folder, min_users=100, crash_at="", prelude=""):
+    def __init__(self, folder, min_users, crash_at="", prelude=""):
         config, data = folder.folder.parent / "learn.yml", folder.folder.parent / "data"
         config.write_text(f"compare:\n  min_users: {min_users}\n")
         command = [sys.executable, "-c", f"{prelude}\nfrom reinforge.cli import main\nmain()"]
@@ -218,12 +225,12 @@ GOOD, BAD = (1, 0.5, 1, 0.75), (0, 0.5, 0.25, 0)
     [({1: BAD, 2: GOOD}, 2, "promote"), ({1: GOOD, 2: BAD}, 1, "stop")],
     ids=["better", "worse"],
 )
-def test_users_decide_on_a_candidate_while_it_is_served(support, scores, promoted, action):
-    with Server(support) as server:
-        assert server.talk(support, scores) >= 200
-        event = support.read_log()[-1]
+def test_users_decide_on_a_candidate_while_it_is_served(trained, scores, promoted, action):
+    with Server(trained, 50) as server:
+        assert server.talk(trained, scores) >= 100
+        event = trained.read_log()[-1]
         assert (event.action, event.version, event.by) == (action, 2, "comparison")
-        assert min(event.evidence["num_users"]) >= 100
+        assert min(event.evidence["num_users"]) >= 50
         wait_until(lambda: server.show()["promoted"] == promoted and server.show()["candidate"] is None)
         assert server.show()["decision"]["reason"] == event.reason
         body = {"messages": says("hi"), "user": "a new one", **CHOICE}
@@ -237,26 +244,26 @@ LearningApi._rate_all = forget
 """
 
 
-def kill_at_decision(support, site):
-    with Server(support, 20, crash_at=site) as server, pytest.raises(httpx.TransportError):
-        server.talk(support, {1: BAD, 2: GOOD})
+def kill_at_decision(trained, site):
+    with Server(trained, 20, crash_at=site) as server, pytest.raises(httpx.TransportError):
+        server.talk(trained, {1: BAD, 2: GOOD})
     assert server.process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("site", ["publish.before", "publish.mid"])
-def test_a_kill_between_rating_and_decision_loses_nothing_and_decides_once(support, site):
-    kill_at_decision(support, site)
-    with Server(support, 20) as server:  # and nobody rates
+def test_a_kill_between_rating_and_decision_loses_nothing_and_decides_once(trained, site):
+    kill_at_decision(trained, site)
+    with Server(trained, 20) as server:  # and nobody rates
         wait_until(lambda: server.show()["promoted"] == 2)
-    assert [each.action for each in support.read_log()].count("promote") == 1
+    assert [each.action for each in trained.read_log()].count("promote") == 1
 
 
 @pytest.mark.fault
-def test_a_server_that_forgets_scores_does_not_decide_after_a_kill(support):
+def test_a_server_that_forgets_scores_does_not_decide_after_a_kill(trained):
     """Mutation: the scores in the store are not counted when the server starts."""
-    kill_at_decision(support, "publish.before")
-    with Server(support, 20, prelude=NO_REPLAY) as server:
+    kill_at_decision(trained, "publish.before")
+    with Server(trained, 20, prelude=NO_REPLAY) as server:
         wait_until(lambda: server.client.get("/models/support@candidate").status_code == 200)
         time.sleep(3)
         assert (server.show()["promoted"], server.show()["candidate"]) == (1, 2)
@@ -265,10 +272,9 @@ def test_a_server_that_forgets_scores_does_not_decide_after_a_kill(support):
 def test_a_comparison_needs_versions_to_compare(tiny_model_dir, tmp_path):
     (tmp_path / "learn.yml").write_text("compare: {}\n")
     options = ("--learn", tmp_path / "learn.yml", "--data_dir", tmp_path, "--port", 0)
-    process = start_command("serve", tiny_model_dir, *options)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "no folder of versions is served" in said
+    found = CliRunner().invoke(main, ["serve", str(tiny_model_dir), *map(str, options)])
+    assert found.exit_code == 2
+    assert "no folder of versions is served" in found.output
 
 
 async def test_a_candidate_whose_replies_are_cut_is_stopped_though_nobody_rates(support, tmp_path):

@@ -22,7 +22,7 @@ from reinforge.evaluation.statistics import Improvement
 from reinforge.learning import training
 from reinforge.learning.export import count_new
 from reinforge.learning.store import STORE, read_chats
-from reinforge.learning.training import TrainConfig, TrainingStarter, open_training, read_train_config
+from reinforge.learning.training import TrainingStarter, open_training, read_train_config
 from reinforge.registry import load_named
 from reinforge.runs.summary import RunSummary
 from reinforge.serving.version_folder import VersionFolder
@@ -130,44 +130,34 @@ async def test_chats_are_trained_once_and_replayed_as_far_as_the_file_says(tmp_p
         assert first.run_name in found["versions"]
 
 
-def split_users(training, config):
-    """Returns split -> users, as the run of a training splits them."""
-    loaded = load_config(config.config, overrides=training.overrides).config.finetuning
+def split_users(training, config, overrides):
+    """Returns split -> users, as a run splits them."""
+    loaded = load_config(config.config, overrides=overrides).config.finetuning
     items = FileDataset(JsonlDatasetConfig(file_path=training.rows), training.rows.parent).load()
     divide = load_named(FIXED) if loaded.splits.fixed else split_examples
     splits = divide(items, loaded.splits, loaded.seed)
     return {name: {item.full_dataset_entry["conversation"] for item in found} for name, found in splits.items()}
 
 
-async def train_twice(tmp_path, versions, config):
-    """Returns the splits of two trainings: 40 users chat twice; then they chat again, and so do 40 others."""
+async def test_held_out_users_are_the_same_in_all_trainings(tmp_path, versions, config):
+    """40 users chat; after the first training they chat again, and so do 40 others. Mutation check: no fixed splits."""
     (tmp_path / "run.yml").write_text(RUN.replace("near_duplicates: group", "near_duplicates: allow"))
-    found = []
+    fixed, free = [], []
     async with learn(tmp_path) as (client, _):
         for num_users, number in [(40, 1), (80, 2)]:
             for user in range(num_users):
                 answer = await chat(client, f"{user} asks {number}", user=f"user {user}")
                 await rate(client, id=answer["id"], thumb="up")
             with open_training(config, tmp_path, versions) as training:
-                found.append(split_users(training, config))
-    return found
-
-
-async def test_held_out_users_are_the_same_in_all_trainings(tmp_path, versions, config):
-    first, second = await train_twice(tmp_path, versions, config)
+                fixed.append(split_users(training, config, training.overrides))
+                free.append(split_users(training, config, []))
+    first, second = fixed
     assert sum(map(len, first.values())) == 40
     assert sum(map(len, second.values())) == 80
     for name in SPLITS:
         assert first[name] < second[name]
     assert not first["train"] & (second["select"] | second["confirm"])
-
-
-async def test_without_fixed_splits_a_version_is_judged_on_users_that_an_earlier_one_was_trained_on(
-    tmp_path, versions, config, monkeypatch
-):
-    monkeypatch.setattr(TrainConfig, "list_overrides", lambda self: [])
-    first, second = await train_twice(tmp_path, versions, config)
-    assert first["train"] & second["confirm"]
+    assert free[0]["train"] & free[1]["confirm"]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-import httpx
-
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.protocols.art.server.api import ARTApi
 from reinforge.serving.app import ServeApp
 from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
+from tests.serving.serving import http
 
 PROMPT = [{"role": "user", "content": "yes, no, or maybe"}]
 SETTINGS = {"learning_rate": 0.03, "loss_fn": "cispo"}
@@ -40,7 +39,7 @@ class ARTServer:
 
     async def __aenter__(self):
         await self.app.__aenter__()
-        self.http = httpx.AsyncClient(base_url=self.app.address, timeout=60)
+        self.http = http(self.app)
         return self
 
     async def __aexit__(self, *exc_info):

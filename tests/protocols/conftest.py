@@ -8,12 +8,11 @@ import stamina
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.protocols.tinker.server.slots import list_slots
-from tests.models import make_tiny_model
 from tests.protocols.art_client import ARTServer
 from tests.protocols.tinker import TinkerClient, serve_tinker
-from tests.serving.conftest import engine
+from tests.serving.conftest import _counts_no_frozen_objects, engine
 
-__all__ = ["engine"]
+__all__ = ["_counts_no_frozen_objects", "engine"]
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +42,10 @@ async def client(served):
         yield client
 
 
-@pytest.fixture(scope="package")
-def base(tmp_path_factory):
-    """The folder of the model from which ART's models start."""
-    return make_tiny_model(tmp_path_factory.mktemp("base"))
-
-
 @pytest.fixture
-async def art(base, tmp_path):
+async def art(tiny_model_dir, tmp_path):
     """A server of ART's protocols that keeps its models in `tmp_path`."""
-    async with ARTServer(base, tmp_path) as server:
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         yield server
 
 

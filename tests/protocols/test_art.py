@@ -28,10 +28,12 @@ from tests.protocols.art_client import (
 )
 
 
-@pytest.mark.parametrize("sends_ids", [True, False])
-async def test_a_loop_over_the_training_service_raises_the_reward(art, model, sends_ids):
+@pytest.mark.slow
+async def test_a_loop_over_the_training_service_raises_the_reward(art, model):
+    """Whether the client sends the ids of tokens or not."""
     name, rewards = get_artifact(model), []
     for step in range(7):
+        sends_ids = step % 2 == 0
         answers = await collect(art, name, 100 * step, return_token_ids=sends_ids, max_tokens=1)
         assert {answer["model_version"] for answer in answers} == {step}
         rewards.append(sum(map(score, answers)) / len(answers))
@@ -97,41 +99,44 @@ async def test_a_step_sends_its_own_tokens_one_by_one(newest, version):
     assert {piece.tokens.policy_version for piece in pieces} == {reply.version} == {1}
 
 
-async def test_a_model_is_found_again_and_goes_on_after_a_restart(base, tmp_path):
-    async with ARTServer(base, tmp_path) as server:
+async def test_a_model_is_found_again_and_goes_on_after_a_restart(tiny_model_dir, tmp_path):
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         model = await server.create()
         assert await server.create() == model
         group = await build_group(server)
         await server.wait(await server.start_job(model, [{"trajectories": group}]))
         replies = await collect(server, get_artifact(model), 50, 8, return_token_ids=True)
-    async with ARTServer(base, tmp_path) as server:
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         assert await server.create() == model
         again = await collect(server, get_artifact(model), 50, 8, return_token_ids=True)
         assert list(map(get_choice, again)) == list(map(get_choice, replies))
         assert {each["model_version"] for each in again} == {1}
 
 
-@pytest.mark.parametrize("sends_ids", [True, False])
+@pytest.mark.slow
 async def test_replies_that_are_not_remembered_are_trained_if_their_logprobs_are_those_of_the_model(
-    base, tmp_path, sends_ids
+    tiny_model_dir, tmp_path
 ):
-    async with ARTServer(base, tmp_path) as server:
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         model = await server.create()
         answers = await collect(server, get_artifact(model), 0, 8, return_token_ids=True, max_tokens=1)
-    async with ARTServer(base, tmp_path) as server:  # which remembers nothing
+    async with ARTServer(tiny_model_dir, tmp_path) as server:  # which remembers nothing
         false = json.loads(json.dumps(answers[0]))
         false["choices"][0]["logprobs"]["content"][0]["logprob"] -= 0.5
-        groups = [build_trajectory(each, n % 2, sends_ids) for n, each in enumerate([false, *answers[1:]])]
-        events = await server.wait(await server.start_job(model, [{"trajectories": groups}]))
-        assert events[-1]["type"] == "training_ended", events
-        found = events[1]["data"]
-        assert found["num_left_out"] >= 1
-        if sends_ids:
-            assert (found["num_replies"], found["num_derived"], found["num_left_out"]) == (7, 7, 1)
-        else:  # a reply whose text is tokenized in another way than it was sampled is left out as well
-            assert found["num_derived"] == found["num_replies"] == 8 - found["num_left_out"]
+        for sends_ids in (True, False):
+            groups = [build_trajectory(each, n % 2, sends_ids) for n, each in enumerate([false, *answers[1:]])]
+            job = await server.start_job(model, [{"trajectories": groups}], learning_rate=1e-9)
+            events = await server.wait(job)
+            assert events[-1]["type"] == "training_ended", events
+            found = events[1]["data"]
+            assert found["num_left_out"] >= 1
+            if sends_ids:
+                assert (found["num_replies"], found["num_derived"], found["num_left_out"]) == (7, 7, 1)
+            else:  # a reply whose text is tokenized in another way than it was sampled is left out as well
+                assert found["num_derived"] == found["num_replies"] == 8 - found["num_left_out"]
 
 
+@pytest.mark.slow
 async def test_equal_rewards_make_a_step_of_the_same_weights(art, model):
     before = await collect(art, get_artifact(model), 0, 4)
     group = [build_trajectory(answer, 1.0) for answer in before]
@@ -143,52 +148,41 @@ async def test_equal_rewards_make_a_step_of_the_same_weights(art, model):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("role", [["user"], {}, None])
-async def test_a_role_that_is_no_text_fails_the_job_with_the_reason(art, model, role):
-    strange = [{**each, "messages_and_choices": [{"role": role, "content": "a"}]} for each in MADE_UP]
-    events = await art.wait(await art.start_job(model, [{"trajectories": strange}]))
-    assert "nothing to train" in events[-1]["data"]["error_message"]
-
-
 async def test_a_job_without_known_tokens_fails_and_says_why(art, model):
+    for role in (["user"], {}, None):
+        strange = [{**each, "messages_and_choices": [{"role": role, "content": "a"}]} for each in MADE_UP]
+        events = await art.wait(await art.start_job(model, [{"trajectories": strange}]))
+        assert "nothing to train" in events[-1]["data"]["error_message"]
     events = await art.wait(await art.start_job(model, [{"trajectories": MADE_UP}]))
     assert events[-1]["type"] == "training_failed"
     assert "no turn has trainable token ids" in events[-1]["data"]["error_message"]
     assert "2 replies have no known tokens" in events[-1]["data"]["error_message"]
+    with pytest.raises(httpx.RemoteProtocolError):  # protocol 1 has no other way to say it
+        await art.http.post("/_train_model", json=build_call(MADE_UP))
     assert await art.list_steps(model) == [0]
 
 
-async def interrupt(base, folder):
-    async with ARTServer(base, folder) as server:
+@pytest.mark.slow
+async def test_a_job_that_was_interrupted_runs_once(tiny_model_dir, tmp_path, monkeypatch):
+    """And twice, as a mutation check shows, if its checkpoint is not looked for."""
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         model = await server.create()
         group = await build_group(server)
         job = await server.start_job(model, [{"trajectories": group}], learning_rate=1e-9)
         await server.wait(job)
-    (folder / model["id"] / "jobs" / job / "result.json").unlink()
-    return model, job
+    folder = ModelFolder(tmp_path / model["id"])
+    for has_saved, finds_step, steps in ((True, True, [1, 0]), (False, True, [1, 0]), (True, False, [2, 1, 0])):
+        (folder.path / "jobs" / job / "result.json").unlink()
+        if not has_saved:
+            folder.remove_step(1)
+        if not finds_step:
+            monkeypatch.setattr(ModelFolder, "find_step_of", lambda self, job: None)
+        async with ARTServer(tiny_model_dir, tmp_path) as server:
+            assert (await server.wait(job))[-1]["data"] == {"step": steps[0]}
+            assert await server.list_steps(model) == steps
 
 
-async def test_a_job_that_was_interrupted_runs_once(base, tmp_path):
-    model, job = await interrupt(base, tmp_path)
-    async with ARTServer(base, tmp_path) as server:
-        assert (await server.wait(job))[-1]["data"] == {"step": 1}
-        assert await server.list_steps(model) == [1, 0]
-    ModelFolder(tmp_path / model["id"]).remove_step(1)
-    (tmp_path / model["id"] / "jobs" / job / "result.json").unlink()
-    async with ARTServer(base, tmp_path) as server:
-        assert (await server.wait(job))[-1]["data"] == {"step": 1}
-        assert await server.list_steps(model) == [1, 0]
-
-
-async def test_without_looking_for_its_checkpoint_a_job_is_trained_twice(base, tmp_path, monkeypatch):
-    """Mutation check."""
-    model, job = await interrupt(base, tmp_path)
-    monkeypatch.setattr(ModelFolder, "find_step_of", lambda self, job: None)
-    async with ARTServer(base, tmp_path) as server:
-        await server.wait(job)
-        assert await server.list_steps(model) == [2, 1, 0]
-
-
+@pytest.mark.slow
 async def test_the_server_of_art_run_trains_too(art):
     described = {**DESCRIBED, "trainable": True}
     await art.call("POST", "/register", described)
@@ -225,55 +219,52 @@ async def test_settings_of_the_model_win_over_those_of_a_job(art):
     assert "kl_ref" in metrics
 
 
-async def test_a_failed_job_breaks_the_stream_of_its_response_off(art):
-    await art.call("POST", "/register", DESCRIBED)
-    with pytest.raises(httpx.RemoteProtocolError):
-        await art.http.post("/_train_model", json=build_call(MADE_UP))
-
-
-@pytest.mark.parametrize(
-    ("fields", "status", "says"),
-    [
+async def test_wrong_models_are_refused_and_a_deleted_one_is_no_longer_served(art, model, tmp_path):
+    for fields, status, says in (
         ({"base_model": "Qwen/Qwen3-0.6B"}, 404, "no model to train is named 'Qwen/Qwen3-0.6B'; this server has: tiny"),
         ({"base_model": "/etc"}, 404, "no model to train is named '/etc'"),
         ({"name": "../../x"}, 422, "name: expected 1 to 200 letters"),
         ({"name": None}, 422, "name: expected"),
         ({"return_existing": False}, 409, "the model agent of games exists"),
-    ],
-)
-async def test_wrong_models_are_refused(art, model, fields, status, says):
-    body = {"project": "games", "name": "agent", "base_model": "tiny", "return_existing": True, **fields}
-    refused = await art.call("POST", "/v1/preview/models", body, status)
-    assert says in refused["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("groups", "settings", "says"),
-    [
-        ({}, {}, "trajectory_groups: expected a list"),
-        ([{"trajectories": [{"reward": "much"}]}], {}, "trajectory_groups: trajectories.0.reward"),
-        ([{"trajectories": [{"reward": float("1e999")}]}], {}, "trajectory_groups: trajectories.0.reward"),
-        ([], {}, "trajectory_groups holds no trajectory"),
-        ([{"trajectories": [{}]}], {"mask_prob_ratio": True}, "mask_prob_ratio is True"),
-    ],
-)
-async def test_wrong_jobs_are_refused_before_anything_is_recorded(art, model, tmp_path, groups, settings, says):
-    body = {"model_id": model["id"], "trajectory_groups": groups, "experimental_config": settings}
-    text = json.dumps(body)
-    headers = {"content-type": "application/json"}
-    response = await art.http.post("/v1/preview/training-jobs", content=text, headers=headers)
-    assert response.status_code in (400, 422), response.text
-    if "Infinity" not in text:
-        assert says in response.json()["error"]["message"]
-    assert ModelFolder(tmp_path / model["id"]).list_jobs() == []
-
-
-async def test_a_deleted_model_is_no_longer_served(art, model, tmp_path):
+    ):
+        body = {"project": "games", "name": "agent", "base_model": "tiny", "return_existing": True, **fields}
+        refused = await art.call("POST", "/v1/preview/models", body, status)
+        assert says in refused["error"]["message"]
     response = await art.http.delete(f"/v1/preview/models/{model['id']}")
     assert response.status_code == 204
     answer = await art.http.post("/v1/chat/completions", json={"model": "agent", "messages": PROMPT})
     assert answer.status_code == 404
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_wrong_jobs_are_refused_before_anything_is_recorded(art, model, tmp_path):
+    headers = {"content-type": "application/json"}
+    for groups, settings, says in (
+        ({}, {}, "trajectory_groups: expected a list"),
+        ([{"trajectories": [{"reward": "much"}]}], {}, "trajectory_groups: trajectories.0.reward"),
+        ([{"trajectories": [{"reward": float("1e999")}]}], {}, None),
+        ([], {}, "trajectory_groups holds no trajectory"),
+        ([{"trajectories": [{}]}], {"mask_prob_ratio": True}, "mask_prob_ratio is True"),
+        ([{"trajectories": [{"additional_histories": [{"messages_and_choices": ["x"]}]}]}], {}, "additional_histories"),
+        ([{"trajectories": [{"messages_and_choices": [7]}]}], {}, "messages_and_choices"),
+    ):
+        body = {"model_id": model["id"], "trajectory_groups": groups, "experimental_config": settings}
+        response = await art.http.post("/v1/preview/training-jobs", content=json.dumps(body), headers=headers)
+        assert response.status_code in (400, 422), response.text
+        assert says is None or says in response.json()["error"]["message"]
+    own = {**DESCRIBED, "_internal_config": {"trainer_args": ["x"]}}
+    for body, field in ((build_call([{}], config=["x"]), "config"), (build_call([{}], own), "trainer_args")):
+        refused = await art.call("POST", "/_train_model", body, 422)
+        assert f"{field}: expected an object, found list" in refused["error"]["message"]
+    named = await art.call("POST", "/register", {**DESCRIBED, "name": "agent@3"}, 422)
+    assert "is the name of a step" in named["error"]["message"]
+    path = f"/v1/preview/models/{model['id']}/checkpoints"
+    for limit in ("0", "-1", "x", "²", "9" * 4400):
+        assert (await art.http.get(path, params={"limit": limit})).status_code == 400
+    for steps in (["1"], [True], [None], "1"):
+        await art.call("DELETE", path, {"steps": steps}, 422)
+        await art.call("POST", "/_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": steps}, 422)
+    assert ModelFolder(tmp_path / model["id"]).list_jobs() == []
 
 
 def test_the_oldest_replies_are_forgotten_first():

@@ -47,6 +47,7 @@ async def test_weights_that_cannot_be_saved_are_never_served(art, model, monkeyp
     assert await art.list_steps(model) == [1, 0]
 
 
+@pytest.mark.slow
 async def test_the_newest_step_cannot_be_deleted_while_it_is_being_saved(art, model, tmp_path, monkeypatch):
     group = await build_group(art)
     loop, write = asyncio.get_running_loop(), model_module.write_folder
@@ -65,11 +66,14 @@ async def test_the_newest_step_cannot_be_deleted_while_it_is_being_saved(art, mo
     assert ModelFolder(tmp_path / model["id"]).list_steps() == [1]
 
 
-async def test_checkpoints_are_hashed_when_they_are_loaded_and_not_when_they_are_listed(base, tmp_path, monkeypatch):
+@pytest.mark.slow
+async def test_checkpoints_are_hashed_when_they_are_loaded_and_not_when_they_are_listed(
+    tiny_model_dir, tmp_path, monkeypatch
+):
     """A listing that reads every checkpoint would stop all replies for seconds."""
     hashed, find_damage = [], records_module.find_damage
     monkeypatch.setattr(records_module, "find_damage", lambda path: hashed.append(path.name) or find_damage(path))
-    async with ARTServer(base, tmp_path) as server:
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         model = await server.create()
         group = await build_group(server)
         for step in (1, 2):
@@ -78,7 +82,7 @@ async def test_checkpoints_are_hashed_when_they_are_loaded_and_not_when_they_are
         assert hashed == []
     newest = ModelFolder(tmp_path / model["id"]).get_checkpoint(2)
     (newest / "adapter_config.json").write_text("{")
-    async with ARTServer(base, tmp_path) as server:
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         assert hashed == ["step-000002", "step-000001"]
         assert await server.list_steps(model) == [1, 0], "a damaged step is not used"
         await server.wait(await server.start_job(model, [{"trajectories": await build_group(server)}]))
@@ -127,6 +131,7 @@ async def test_the_jobs_of_a_model_end_when_it_is_deleted(art, model, held):
     assert await art.create() != model
 
 
+@pytest.mark.slow
 async def test_a_step_that_is_made_while_its_model_is_deleted_is_not_served_by_the_next_model(art):
     for _ in range(2):
         model = await art.create()
@@ -151,6 +156,7 @@ async def test_a_server_stops_at_once_while_a_client_waits_for_a_job(art, model,
     assert ModelFolder(tmp_path / model["id"]).read_result(job) is None, "it runs again after a restart"
 
 
+@pytest.mark.slow
 async def test_a_job_whose_end_cannot_be_recorded_ends_all_the_same(art, model, monkeypatch):
     def fill_disk(self, id_, result):
         raise StorageError("no space left")
@@ -173,20 +179,22 @@ async def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(art, tmp_path
     await art.create()
 
 
-async def test_what_a_killed_server_left_is_removed(base, tmp_path):
+@pytest.mark.slow
+async def test_what_a_killed_server_left_is_removed(tiny_model_dir, tmp_path):
     """A model that was being deleted does not come back, and half a step is no step."""
-    async with ARTServer(base, tmp_path) as server:
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         deleted, model = await server.create("deleted"), await server.create()
     (tmp_path / deleted["id"]).rename(tmp_path / f".trash-{deleted['id']}-1-1")
     checkpoints = tmp_path / model["id"] / "checkpoints"
     (checkpoints / ".tmp-1-1").mkdir()
     (checkpoints / ".tmp-1-1" / "adapter_model.safetensors").write_bytes(b"half")
-    async with ARTServer(base, tmp_path) as server:
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         assert ("agent" in server.app.models.names, "deleted" in server.app.models.names) == (True, False)
         assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [model["id"]]
         assert list(checkpoints.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_a_model_that_is_being_deleted_is_not_found_again(art, model, tmp_path, monkeypatch):
     deleting, go, close = asyncio.Event(), asyncio.Event(), ARTModel.close
 
@@ -206,19 +214,11 @@ async def test_a_model_that_is_being_deleted_is_not_found_again(art, model, tmp_
     assert ModelFolder(tmp_path / made["id"]).read() is not None
 
 
-async def test_wrong_lists_of_steps_and_limits_are_refused(art, model):
-    path = f"/v1/preview/models/{model['id']}/checkpoints"
-    for limit in ("0", "-1", "x", "²", "9" * 4400):
-        assert (await art.http.get(path, params={"limit": limit})).status_code == 400
-    for steps in (["1"], [True], [None], "1"):
-        await art.call("DELETE", path, {"steps": steps}, 422)
-        await art.call("POST", "/_delete_checkpoint_files", {"model": DESCRIBED, "steps_to_keep": steps}, 422)
-
-
-async def test_a_model_for_which_there_was_no_room_is_found_again(base, tmp_path, caplog):
-    async with ARTServer(base, tmp_path) as server:
+@pytest.mark.slow
+async def test_a_model_for_which_there_was_no_room_is_found_again(tiny_model_dir, tmp_path, caplog):
+    async with ARTServer(tiny_model_dir, tmp_path) as server:
         first, second = await server.create("one"), await server.create("two")
-    async with ARTServer(base, tmp_path, max_models=1) as server:
+    async with ARTServer(tiny_model_dir, tmp_path, max_models=1) as server:
         assert "the model two of games is not loaded: 1 models are loaded already" in caplog.text
         body = {"project": "games", "name": "two", "base_model": "tiny", "return_existing": True}
         refused = await server.call("POST", "/v1/preview/models", body, 409)
@@ -227,28 +227,7 @@ async def test_a_model_for_which_there_was_no_room_is_found_again(base, tmp_path
         assert await server.create("two") == second
 
 
-@pytest.mark.parametrize(
-    ("groups", "says"),
-    [
-        ([{"trajectories": [{"additional_histories": [{"messages_and_choices": ["x"]}]}]}], "additional_histories"),
-        ([{"trajectories": [{"messages_and_choices": [7]}]}], "messages_and_choices"),
-    ],
-)
-async def test_trajectories_without_the_right_form_are_refused_before_a_job_begins(art, model, groups, says):
-    body = {"model_id": model["id"], "trajectory_groups": groups}
-    assert says in (await art.call("POST", "/v1/preview/training-jobs", body, 422))["error"]["message"]
-    for name, field in (("config", "config"), ("_internal_config", "trainer_args")):
-        wrong = build_call([{}])
-        if field == "config":
-            wrong["config"] = ["x"]
-        else:
-            wrong["model"] = {**DESCRIBED, name: {"trainer_args": ["x"]}}
-        refused = await art.call("POST", "/_train_model", wrong, 422)
-        assert f"{field}: expected an object, found list" in refused["error"]["message"]
-    named = await art.call("POST", "/register", {**DESCRIBED, "name": "agent@3"}, 422)
-    assert "is the name of a step" in named["error"]["message"]
-
-
+@pytest.mark.slow
 async def test_replies_that_do_not_fit_the_model_are_left_out(art, model):
     """Tokens, prompts and numbers of a client's own invention reach neither the model nor its memory."""
     good = await build_group(art, max_tokens=1)

@@ -16,6 +16,7 @@ from reinforge.protocols.openai.server.plan import JobSettings
 from reinforge.protocols.openai.server.progress import read_events
 from tests.protocols.fine_tuning import CopyLauncher, FineTuningServer, NamesOnly, supervised_rows, to_jsonl
 from tests.protocols.test_graders import string_check
+from tests.serving.serving import async_openai
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
 ASKED = [{"role": "user", "content": "q"}]
@@ -49,7 +50,7 @@ async def server(tmp_path, finished_run):
 
 @pytest.fixture
 async def client(server):
-    async with openai.AsyncOpenAI(base_url=server.url, api_key="x", max_retries=0) as client:
+    async with async_openai(server.app) as client:
         yield client
 
 
@@ -106,66 +107,66 @@ async def test_events_come_newest_first_and_page_by_page(server, client):
     assert {(each.type, each.level, each.object) for each in steps} == {("metrics", "info", "fine_tuning.job.event")}
 
 
-@pytest.mark.parametrize(
-    ("rows", "method", "message"),
-    [
-        ([*supervised_rows(2), {"messages": []}], "supervised", "line 3: messages: expected a list of messages"),
-        (b'{"messages": [\n', "supervised", "line 1"),
-        (b"", "supervised", "the file has no rows"),
-        (b"\xff\xfe\n", "supervised", "UTF-8"),
-        ([{"messages": [{"role": "bot", "content": "x"}]}], "supervised", "line 1: messages[0]: unknown role 'bot'"),
-        ([{**supervised_rows(1)[0], "answer": 1}], "supervised", "line 1: unexpected keys answer"),
-        ([{"messages": answered(weight=0)}], "supervised", "line 1: messages: no assistant message has a weight other"),
-        ([{"messages": answered(weight=2)}], "supervised", "weight must be 0 or 1"),
-        ([{"messages": answered([IMAGE])}], "supervised", "messages[1].content[0]: only parts of the type text are"),
-        (supervised_rows(1), "dpo", "line 1: unexpected keys messages"),
-        (supervised_rows(1), "reinforcement", "line 1: messages: the last message is the assistant's"),
-        ([{"messages": ASKED}], "reinforcement", "line 1: item has no answer"),
-        ([{"messages": ASKED, "answer": 1, "tools": [{"type": "function"}]}], "reinforcement", "line 1: tools: a job"),
-    ],
-)
-async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, client, rows, method, message):
-    settings = {"grader": string_check()} if method == "reinforcement" else {}
-    job = await create(client, rows, method={"type": method, method: settings})
-    await server.wait(job.id)
-    done = await client.fine_tuning.jobs.retrieve(job.id)
-    assert (done.status, done.error.code, done.error.param) == ("failed", "invalid_training_file", "training_file")
-    assert message in done.error.message
-    assert str(server.api.settings.folder) not in done.error.message, "the server's own paths stay its own"
+BAD_ROWS = [
+    ([*supervised_rows(2), {"messages": []}], "supervised", "line 3: messages: expected a list of messages"),
+    (b'{"messages": [\n', "supervised", "line 1"),
+    (b"", "supervised", "the file has no rows"),
+    (b"\xff\xfe\n", "supervised", "UTF-8"),
+    ([{"messages": [{"role": "bot", "content": "x"}]}], "supervised", "line 1: messages[0]: unknown role 'bot'"),
+    ([{**supervised_rows(1)[0], "answer": 1}], "supervised", "line 1: unexpected keys answer"),
+    ([{"messages": answered(weight=0)}], "supervised", "line 1: messages: no assistant message has a weight other"),
+    ([{"messages": answered(weight=2)}], "supervised", "weight must be 0 or 1"),
+    ([{"messages": answered([IMAGE])}], "supervised", "messages[1].content[0]: only parts of the type text are"),
+    (supervised_rows(1), "dpo", "line 1: unexpected keys messages"),
+    (supervised_rows(1), "reinforcement", "line 1: messages: the last message is the assistant's"),
+    ([{"messages": ASKED}], "reinforcement", "line 1: item has no answer"),
+    ([{"messages": ASKED, "answer": 1, "tools": [{"type": "function"}]}], "reinforcement", "line 1: tools: a job"),
+]
+
+
+async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, client):
+    for rows, method, message in BAD_ROWS:
+        settings = {"grader": string_check()} if method == "reinforcement" else {}
+        job = await create(client, rows, method={"type": method, method: settings})
+        await server.wait(job.id)
+        done = await client.fine_tuning.jobs.retrieve(job.id)
+        assert (done.status, done.error.code, done.error.param) == ("failed", "invalid_training_file", "training_file")
+        assert message in done.error.message
+        assert str(server.api.settings.folder) not in done.error.message, "the server's own paths stay its own"
     assert server.api.runner._launcher.launched == []
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "message"),
-    [
-        ({"model": "gpt-9"}, "model", "no model to train is named 'gpt-9'"),
-        ({"training_file": "file-none"}, "training_file", "there is no file"),
-        ({"validation_file": "file-none"}, "validation_file", "there is no file"),
-        ({"method": {"type": ["dpo"]}}, "method.type", "allowed: supervised, dpo, reinforcement"),
-        ({"hyperparameters": {"learning_rate_multiplier": 10**400}}, None, "a number above 0"),
-        ({"method": {"type": "supervised", "supervised": {"hyperparameters": {"beta": 1}}}}, None, "no hyperparameter"),
-        ({"hyperparameters": {"n_epochs": 0}}, None, "auto or a whole number from 1"),
-        ({"hyperparameters": {"n_epochs": 10**9}}, None, "at most 1000"),
-        ({"hyperparameters": {"batch_size": 1.5}}, None, "a whole number"),
-        ({"method": {"type": "reinforcement", "reinforcement": {}}}, None, "grader is missing"),
-        (
-            {"method": {"type": "reinforcement", "reinforcement": {"grader": PYTHON}}},
-            "method.reinforcement.grader",
-            "graders in Python are turned off",
-        ),
-        ({"metadata": {"a": "x" * 513}}, "metadata", "at most 16 pairs"),
-        ({"suffix": "x" * 65}, "suffix", "at most 64"),
-        ({"seed": -1}, "seed", "whole number from 0"),
-        ({"integrations": "wandb"}, "integrations", "must be a list of objects"),
-        ({"extra_body": {"n_epochs": 3}}, None, "Unrecognized request argument supplied: n_epochs"),
-        ({"extra_body": {"job_key": 3}}, "job_key", "must be a string"),
-    ],
-)  # fmt: skip
-async def test_a_bad_request_is_refused_and_nothing_is_stored(server, client, body, param, message):
-    with pytest.raises(openai.BadRequestError) as refused:
-        await create(client, **body)
-    assert message in refused.value.message
-    assert param is None or refused.value.param == param
+BAD_REQUESTS = [
+    ({"model": "gpt-9"}, "model", "no model to train is named 'gpt-9'"),
+    ({"training_file": "file-none"}, "training_file", "there is no file"),
+    ({"validation_file": "file-none"}, "validation_file", "there is no file"),
+    ({"method": {"type": ["dpo"]}}, "method.type", "allowed: supervised, dpo, reinforcement"),
+    ({"hyperparameters": {"learning_rate_multiplier": 10**400}}, None, "a number above 0"),
+    ({"method": {"type": "supervised", "supervised": {"hyperparameters": {"beta": 1}}}}, None, "no hyperparameter"),
+    ({"hyperparameters": {"n_epochs": 0}}, None, "auto or a whole number from 1"),
+    ({"hyperparameters": {"n_epochs": 10**9}}, None, "at most 1000"),
+    ({"hyperparameters": {"batch_size": 1.5}}, None, "a whole number"),
+    ({"method": {"type": "reinforcement", "reinforcement": {}}}, None, "grader is missing"),
+    (
+        {"method": {"type": "reinforcement", "reinforcement": {"grader": PYTHON}}},
+        "method.reinforcement.grader",
+        "graders in Python are turned off",
+    ),
+    ({"metadata": {"a": "x" * 513}}, "metadata", "at most 16 pairs"),
+    ({"suffix": "x" * 65}, "suffix", "at most 64"),
+    ({"seed": -1}, "seed", "whole number from 0"),
+    ({"integrations": "wandb"}, "integrations", "must be a list of objects"),
+    ({"extra_body": {"n_epochs": 3}}, None, "Unrecognized request argument supplied: n_epochs"),
+    ({"extra_body": {"job_key": 3}}, "job_key", "must be a string"),
+]  # fmt: skip
+
+
+async def test_a_bad_request_is_refused_and_nothing_is_stored(server, client):
+    for body, param, message in BAD_REQUESTS:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await create(client, **body)
+        assert message in refused.value.message
+        assert param is None or refused.value.param == param
     assert server.api.store.list_jobs(None, 9) == ([], False)
 
 
@@ -190,20 +191,17 @@ async def test_a_field_that_a_grader_reads_after_the_answers_json_is_checked_too
     assert "line 1: item has no country" in done.error.message
 
 
-@pytest.mark.parametrize(
-    ("held_out", "message"),
-    [
+async def test_held_out_rows_that_are_none_are_refused_before_anything_runs(server, client):
+    """The run itself would refuse them too, in the words of its own configuration."""
+    for held_out, message in (
         (supervised_rows(13)[11:], "line 1: the row is also in the training file"),
         ([*supervised_rows(14)[12:], dict(reversed(supervised_rows(1)[0].items()))], "line 3: the row is also"),
         (supervised_rows(13)[12:] * 2, "at least two rows that differ"),
-    ],
-)
-async def test_held_out_rows_that_are_none_are_refused_before_anything_runs(server, client, held_out, message):
-    """The run itself would refuse them too, in the words of its own configuration."""
-    job = await create(client, validation_file=(await upload(client, held_out)).id)
-    done = await server.wait(job.id)
-    assert (done.state.value, done.error.code) == ("failed", "invalid_validation_file")
-    assert message in done.error.message
+    ):
+        job = await create(client, validation_file=(await upload(client, held_out)).id)
+        done = await server.wait(job.id)
+        assert (done.state.value, done.error.code) == ("failed", "invalid_validation_file")
+        assert message in done.error.message
     assert server.api.runner._launcher.launched == []
 
 
@@ -245,12 +243,12 @@ async def test_cancelling_wins_over_a_success_that_is_being_published(tmp_path, 
         async def load(self, name, folder, base):
             await super().load(name, folder, base)
             [job] = server.api.store.list_jobs(None, 9)[0]
-            async with openai.AsyncOpenAI(base_url=server.url, api_key="x") as client:
+            async with async_openai(server.app) as client:
                 if job.state.value == "running":
                     await client.fine_tuning.jobs.cancel(job.id)
 
     server.host = server.api.models.host = SlowHost()
-    async with server, openai.AsyncOpenAI(base_url=server.url, api_key="x") as client:
+    async with server, async_openai(server.app) as client:
         job = await create(client)
         done = await server.wait(job.id)
         assert done.state.value == "cancelled"
@@ -327,7 +325,7 @@ async def test_graders_in_python_that_were_turned_off_do_not_run_in_older_jobs(t
     rows = [{"messages": ASKED, "x": 1}]
     method = {"type": "reinforcement", "reinforcement": {"grader": PYTHON}}
     allowing = make_server(tmp_path, finished_run, launcher=launcher, jobs={"allow_python": True})
-    async with allowing, openai.AsyncOpenAI(base_url=allowing.url, api_key="x") as client:
+    async with allowing, async_openai(allowing.app) as client:
         job = await create(client, rows, method=method)
         await wait_for_launch(launcher)
     async with make_server(tmp_path, finished_run) as server:
@@ -353,7 +351,7 @@ async def test_a_restarted_server_goes_on(tmp_path, finished_run):
     launcher.hold.clear()
     async with (
         make_server(tmp_path, finished_run, launcher=launcher) as server,
-        openai.AsyncOpenAI(base_url=server.url, api_key="x") as client,
+        async_openai(server.app) as client,
     ):
         job = await create(client)
         await wait_for_launch(launcher)
@@ -362,7 +360,7 @@ async def test_a_restarted_server_goes_on(tmp_path, finished_run):
     again = CopyLauncher(finished_run)
     async with (
         make_server(tmp_path, finished_run, launcher=again) as server,
-        openai.AsyncOpenAI(base_url=server.url, api_key="x") as client,
+        async_openai(server.app) as client,
     ):
         done = await server.wait(job.id)
         assert done.state.value == "succeeded"
@@ -389,7 +387,7 @@ class TestCreatingOnce:
             return response
 
         server.api.create_job = lose_first
-        async with server, openai.AsyncOpenAI(base_url=server.url, api_key="x", max_retries=2) as client:
+        async with server, async_openai(server.app, max_retries=2) as client:
             file = await upload(client)
             job = await client.fine_tuning.jobs.create(model="tiny", training_file=file.id)
             assert json.loads(lost[0].body)["id"] == job.id
@@ -481,7 +479,7 @@ async def test_a_tuned_model_can_be_trained_further_and_deleted(server, client):
 
 async def test_a_model_of_the_hub_has_a_slash_in_its_name(tmp_path, finished_run):
     server = make_server(tmp_path, finished_run, bases={"org/tiny": PolicyConfig(model="/nowhere/tiny")})
-    async with server, openai.AsyncOpenAI(base_url=server.url, api_key="x") as client:
+    async with server, async_openai(server.app) as client:
         done = await server.wait((await create(client, model="org/tiny")).id)
         assert done.fine_tuned_model.startswith("ft:org/tiny:reinforge::")
         assert (await client.models.delete(done.fine_tuned_model)).deleted
@@ -511,7 +509,7 @@ class TestGraders:
         with pytest.raises(openai.BadRequestError, match="turned off"):
             await client.fine_tuning.alpha.graders.run(grader=PYTHON, model_sample="a", item={"x": 1})
         allowed = make_server(tmp_path / "other", finished_run, jobs={"allow_python": True})
-        async with allowed, openai.AsyncOpenAI(base_url=allowed.url, api_key="x") as other:
+        async with allowed, async_openai(allowed.app) as other:
             found = await other.fine_tuning.alpha.graders.run(grader=PYTHON, model_sample="a", item={"x": 1})
             assert found.reward == 0.5
             broken = {**PYTHON, "source": "def grade(sample, item): return 1 / 0"}

@@ -10,21 +10,22 @@ from reinforge.protocols.openai.server.api import FineTuningSettings
 from reinforge.protocols.openai.server.files import FileLimits
 from reinforge.protocols.openai.server.plan import NUM_GENERATIONS, JobSettings
 from reinforge.protocols.openai.server.request import HYPERPARAMETERS
-from tests.protocols.fine_tuning import FineTuningServer, ThreadedServer, ThreadLauncher
+from tests.protocols.fine_tuning import CopyLauncher, FineTuningServer, ThreadedServer, ThreadLauncher
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fine-tuning-api.md").read_text(encoding="utf-8")
 SNIPPETS = dict(re.findall(r"^<!-- snippet: (\S+) -->\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory, tiny_model_dir):
-    folder = tmp_path_factory.mktemp("page")
-    settings = FineTuningSettings(folder / "data", JobSettings(device="cpu", poll_s=0.1, max_reply_tokens=6))
-    bases = {"tiny": PolicyConfig(model=str(tiny_model_dir), lora={"r": 4})}
-    with ThreadedServer(
-        lambda: FineTuningServer(folder, bases, settings=settings, launcher=ThreadLauncher())
-    ) as service:
-        yield service
+@pytest.fixture
+def start(tmp_path, tiny_model_dir):
+    """Returns a function that makes a server over the tiny model."""
+
+    def make(launcher):
+        settings = FineTuningSettings(tmp_path / "data", JobSettings(device="cpu", poll_s=0.1, max_reply_tokens=6))
+        bases = {"tiny": PolicyConfig(model=str(tiny_model_dir), lora={"r": 4})}
+        return ThreadedServer(lambda: FineTuningServer(tmp_path, bases, settings=settings, launcher=launcher))
+
+    return make
 
 
 def run_snippet(name, service, monkeypatch):
@@ -39,28 +40,30 @@ def test_the_page_has_snippets_of_everything():
     assert list(SNIPPETS) == ["supervised", "graders", "reinforcement", "control"]
 
 
-def test_supervised(service, monkeypatch, capsys):
-    found = run_snippet("supervised", service, monkeypatch)
+@pytest.mark.slow
+def test_supervised(start, monkeypatch, capsys):
+    with start(ThreadLauncher()) as service:
+        found = run_snippet("supervised", service, monkeypatch)
     assert found["job"].status == "succeeded", found["job"].error
     assert found["job"].fine_tuned_model.startswith("ft:tiny:reinforge:orders:")
     assert found["answer"].model == found["job"].fine_tuned_model
     assert re.search(r"Step 30: training loss=\d", capsys.readouterr().out), "20 rows by 2, three times"
 
 
-def test_graders(service, monkeypatch, capsys):
-    found = run_snippet("graders", service, monkeypatch)
-    assert found["graded"].reward == 0.875
-    printed = next(line for line in SNIPPETS["graders"].splitlines() if line.startswith("print(")).split("# ")[1]
-    assert capsys.readouterr().out.strip() == printed
-
-
-def test_reinforcement_and_control(service, monkeypatch, capsys):
-    job = run_snippet("reinforcement", service, monkeypatch)["job"]
-    assert job.status == "validating_files"
-    run_snippet("control", service, monkeypatch)
-    assert job.id in capsys.readouterr().out
-    service.call(service.server.wait(job.id))
-    assert service.server.api.store.find_job(job.id).state.is_final
+def test_graders_reinforcement_and_control(start, tmp_path, monkeypatch, capsys):
+    """The job lasts until it is stopped."""
+    launcher = CopyLauncher(tmp_path)
+    launcher.hold.clear()
+    with start(launcher) as service:
+        assert run_snippet("graders", service, monkeypatch)["graded"].reward == 0.875
+        printed = next(line for line in SNIPPETS["graders"].splitlines() if line.startswith("print(")).split("# ")[1]
+        assert capsys.readouterr().out.strip() == printed
+        job = run_snippet("reinforcement", service, monkeypatch)["job"]
+        assert job.status == "validating_files"
+        run_snippet("control", service, monkeypatch)
+        assert job.id in capsys.readouterr().out
+        service.call(service.server.wait(job.id))
+        assert service.server.api.store.find_job(job.id).state.value == "cancelled"
 
 
 def test_the_tables_name_every_hyperparameter_and_limit():

@@ -60,7 +60,8 @@ def test_the_trainer_adapter_for_hosted_services_trains_here_with_nothing_change
 
 
 def make_client(service):
-    return openai.OpenAI(base_url=service.url, api_key=service.key, max_retries=2)
+    plain = openai.DefaultHttpxClient(verify=False)
+    return openai.OpenAI(base_url=service.url, api_key=service.key, max_retries=2, http_client=plain)
 
 
 def wait(client, job_id):
@@ -69,26 +70,38 @@ def wait(client, job_id):
     return job
 
 
-def test_a_job_of_preferences_and_one_with_a_grader(start):
-    """DPO prefers what the rows prefer; reinforcement raises the grader's score, with a verdict on held-out prompts."""
+def make_pair(question):
+    return {
+        "input": {"messages": [{"role": "user", "content": question}]},
+        "preferred_output": [{"role": "assistant", "content": "aeiou"}],
+        "non_preferred_output": [{"role": "assistant", "content": "xyz"}],
+    }
+
+
+@pytest.mark.slow
+def test_a_job_of_preferences(start):
+    """DPO prefers what the rows prefer; a row that is too long is left out, with a warning; the model answers chats."""
     with start() as service, make_client(service) as client:
-        pairs = [
-            {
-                "input": {"messages": [{"role": "user", "content": f"q{number}"}]},
-                "preferred_output": [{"role": "assistant", "content": "aeiou"}],
-                "non_preferred_output": [{"role": "assistant", "content": "xyz"}],
-            }
-            for number in range(12)
-        ]
-        file = client.files.create(file=("pairs.jsonl", to_jsonl(pairs)), purpose="fine-tune")
+        pairs = [make_pair(f"q{number}") for number in range(12)]
+        content = to_jsonl([*pairs, make_pair("a" * 20_000)])
+        file = client.files.create(file=("pairs.jsonl", content), purpose="fine-tune")
         method = {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 2, "batch_size": 4, "beta": 0.2}}}
         job = wait(client, client.fine_tuning.jobs.create(model=BASE, training_file=file.id, method=method).id)
         assert (job.status, job.error) == ("succeeded", None)
         last, first = client.fine_tuning.jobs.checkpoints.list(job.id).data
-        assert (first.step_number, last.step_number) == (3, 6), "12 pairs by 4, twice"
         assert last.metrics.train_loss < first.metrics.train_loss
         assert last.metrics.full_valid_mean_reward == 1.0, "the preferred replies are the more likely ones"
+        [warning] = [each for each in client.fine_tuning.jobs.list_events(job.id) if each.level == "warn"]
+        assert warning.message.startswith("1 of 13 training rows do not fit the model's context and are left out (")
+        asked = pairs[0]["input"]["messages"]
+        reply = client.chat.completions.create(model=job.fine_tuned_model, messages=asked, max_tokens=4)
+        assert reply.model == job.fine_tuned_model
 
+
+@pytest.mark.slow
+def test_a_job_with_a_grader(start):
+    """Reinforcement raises the grader's score, with a verdict on held-out prompts."""
+    with start() as service, make_client(service) as client:
         prompts = [{"messages": [{"role": "user", "content": f"say {n}"}], "wanted": "aeiou"} for n in range(16)]
         held_out = [{"messages": [{"role": "user", "content": f"tell {n}"}], "wanted": "aeiou"} for n in range(8)]
         files = [
@@ -120,17 +133,6 @@ def test_a_job_of_preferences_and_one_with_a_grader(start):
         assert len(rewards) == 6
         assert sum(rewards[-2:]) > sum(rewards[:2])
         assert any("Verdict" in each.message for each in client.fine_tuning.jobs.list_events(job.id))
-
-
-def test_rows_that_are_too_long_are_an_event_of_the_job(start):
-    with start() as service, make_client(service) as client:
-        rows = [*supervised_rows(7), *supervised_rows(1, "a" * 20_000)]
-        file = client.files.create(file=("rows.jsonl", to_jsonl(rows)), purpose="fine-tune")
-        settings = {"n_epochs": 1, "batch_size": 8}
-        job = client.fine_tuning.jobs.create(model=BASE, training_file=file.id, hyperparameters=settings)
-        assert wait(client, job.id).status == "succeeded"
-        [warning] = [each for each in client.fine_tuning.jobs.list_events(job.id) if each.level == "warn"]
-        assert warning.message.startswith("1 of 8 training rows do not fit the model's context and are left out (")
 
 
 @pytest.mark.slow

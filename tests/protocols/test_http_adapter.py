@@ -81,7 +81,7 @@ def same_tokens(first, second):
     )
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [None, pytest.param({"r": 4}, marks=pytest.mark.slow)], ids=["full", "lora"])
 async def test_the_same_trajectories_make_the_same_weights_as_here(server, tiny_model_dir, lora):
     policy = {"lora": lora} if lora else {}
     config = run_config(tiny_model_dir, **policy)
@@ -153,6 +153,7 @@ async def test_a_lost_response_makes_no_second_job(local, remote, monkeypatch):
     assert await remote.policy().fingerprint() == await train_here(local, groups)
 
 
+@pytest.mark.slow
 async def test_without_the_job_key_a_lost_response_trains_twice(local, remote, monkeypatch):
     keys = (f"key {number}" for number in range(9))
     read = session_module.read_job
@@ -195,6 +196,7 @@ async def test_a_job_key_stands_for_one_job(remote):
     await remote.wait_until_complete(ref)
 
 
+@pytest.mark.slow
 async def test_another_session_goes_on_from_saved_weights(server, tmp_path):
     config = {"lora": {"r": 4}}
     first = await open_adapter(server, config)
@@ -241,6 +243,7 @@ async def test_the_server_keeps_the_weights_that_the_run_refers_to(server, tmp_p
     await remote.cleanup()
 
 
+@pytest.mark.slow
 async def test_a_silent_client_makes_room_and_its_run_is_told_to_resume(tiny_model_dir, tmp_path):
     bases = BaseModels({NAME: PolicyConfig(model=str(tiny_model_dir))})
     api = SessionsApi(bases, tmp_path / "kept", device="cpu", limits=SessionLimits(max_sessions=1, lease_s=1e-3))
@@ -281,6 +284,7 @@ async def test_a_wrong_key_names_the_setting(server):
     assert adapter.policy() is None
 
 
+@pytest.mark.slow
 async def test_a_server_that_was_stopped_has_the_saved_weights_when_it_is_back(tiny_model_dir, tmp_path):
     bases = BaseModels({NAME: PolicyConfig(model=str(tiny_model_dir))})
     folder = tmp_path / "run" / "checkpoints" / "step-000001"

@@ -44,12 +44,13 @@ def test_a_run_trains_on_the_pairs(pairs, nemo):
     assert pairs.summary["status"] == "completed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [
         pytest.param(lost_response, id="lost"),
-        pytest.param(after(fails(503)), id="503", marks=pytest.mark.slow),
-        pytest.param(after(page(502)), id="html", marks=pytest.mark.slow),
+        pytest.param(after(fails(503)), id="503"),
+        pytest.param(after(page(502)), id="html"),
     ],
 )
 def test_a_lost_answer_creates_no_second_job(pairs, nemo, fault):
@@ -66,6 +67,7 @@ def test_a_failed_job_ends_the_run(pairs, nemo):
     assert "the job of epoch 0 ended with status failed" in pairs.summary["reason"]
 
 
+@pytest.mark.slow
 def test_several_collections_make_one_job_with_each_pair_once(pairs, nemo):
     pairs.set("trainers.trainer", {"_type": "nemo_customizer_trainer", "num_runs": 2, "max_pairs": 10})
     result = pairs.finetune()
@@ -88,6 +90,7 @@ def test_what_the_service_does_not_do_is_refused_all_at_once(pairs, nemo):
     assert not nemo.calls
 
 
+@pytest.mark.slow
 def test_a_history_that_would_be_cut_off_is_refused(pairs, nemo):
     pairs.set("trainer_adapters.adapter.use_full_message_history", False)
     result = pairs.finetune()

@@ -251,14 +251,6 @@ async def test_without_that_rule_an_odd_poll_ends_the_run(monkeypatch: pytest.Mo
         await wait_for_job({"error": "boom"}, DONE)
 
 
-async def test_the_status_of_a_job_that_only_answers_oddly_is_a_typed_error() -> None:
-    endpoint = ScriptedEndpoint(lambda *_: {"error": "boom"})
-    jobs = HostedJobs(FineTuningService(endpoint), OpenAIAdapterConfig(base_model="gpt"), seed=0)
-    ref = TrainingJobRef(run_id="r", backend="openai", metadata={"job_id": "ftjob-1"})
-    with pytest.raises(UnexpectedAnswer, match="id: expected a value, found nothing"):
-        await jobs.status(ref)
-
-
 async def test_an_odd_answer_is_asked_for_again() -> None:
     answers = [{"error": "boom"}, page(), JOB]
     endpoint = ScriptedEndpoint(lambda *_: answers.pop(0), max_retries=1)
@@ -338,7 +330,7 @@ async def ask_anything(kind: str, answer: Any) -> None:
     assert text.encode().decode() == text, "it can be printed"
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     kind=st.sampled_from([*ANSWERS, "wait"]),
     seed=st.integers(0, 2**32),

@@ -27,9 +27,10 @@ from reinforge.safe_text import redact_secrets
 from reinforge.types.job import TrainingStatusEnum
 from reinforge.types.request import ChatPrompt, ModelRequest
 from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryCollection, TrajectoryGroup
+from tests.openai_server import fails, page
 from tests.protocols.art import FAST, describe_backend
 from tests.protocols.art_service import ARTService
-from tests.protocols.stand_in import ApiError
+from tests.protocols.stand_in import ApiError, after, lost_response
 
 CALL = {"id": "call-7", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
 TOOLS = ({"type": "function", "function": {"name": "look", "parameters": {}}},)
@@ -317,6 +318,40 @@ async def test_a_job_that_ends_without_a_checkpoint_fails_after_a_while(art, con
         status = await adapter.wait_until_complete(ref)
     assert status.status is TrainingStatusEnum.FAILED
     assert "the job has ended, and no new step came within 0.1 s (settle_s)" in status.message
+
+
+LOST = {"lost": lost_response, "503": after(fails(503)), "html": after(page(502))}
+
+
+@pytest.mark.parametrize("fault", LOST)
+async def test_a_lost_answer_to_a_submission_starts_no_second_job(art, connect, fault, caplog):
+    adapter = await connect(2)
+    art.faults = {"create": [LOST[fault]]}
+    ref = await adapter.submit(make_collection())
+    assert ref.metadata["job_id"] == "after-step-0"
+    assert (await adapter.wait_until_complete(ref)).status is TrainingStatusEnum.COMPLETED
+    assert len(art.jobs) == 1
+    assert "no answer to a submission" in caplog.text
+
+
+async def test_a_response_that_breaks_off_is_found_by_its_step(art, connect):
+    adapter = await connect(1)
+    art.faults = {"train": [lost_response]}
+    status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
+    assert status.status is TrainingStatusEnum.COMPLETED
+    assert (status.metadata["art_step"], len(art.jobs)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "reason"),
+    [(1, "and no new step came within 0.2 s (settle_s)"), (2, "CUDA out of memory")],
+)
+async def test_a_failed_job_has_a_reason(art, connect, protocol, reason):
+    adapter = await connect(protocol, settle_s=0.2)
+    art.ends = ["failed"]
+    status = await adapter.wait_until_complete(await adapter.submit(make_collection()))
+    assert status.status is TrainingStatusEnum.FAILED
+    assert reason in status.message
 
 
 async def find_message_with_key(key):

@@ -3,7 +3,6 @@
 import json
 from contextlib import asynccontextmanager
 
-import httpx
 import pytest
 
 from reinforge.config.policy import PolicyConfig
@@ -13,6 +12,7 @@ from reinforge.protocols.sessions.wire import SESSIONS
 from reinforge.serving.app import ServeApp
 from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
+from tests.serving.serving import http as plain_http
 
 KEY = "0" * 32
 OPEN = {"key": KEY, "model": "tiny", "algorithm": {"_type": "grpo"}, "policy": {"lora": {"r": 4}}}
@@ -26,7 +26,7 @@ async def serving(model, folder, **limits):
     )
     async with ServeApp(ServedModels(), [api], token="the-key") as app:
         headers = {"authorization": "Bearer the-key"}
-        async with httpx.AsyncClient(base_url=app.address, timeout=60, headers=headers) as http:
+        async with plain_http(app, headers=headers) as http:
             yield http
 
 
@@ -56,9 +56,8 @@ def test_files_and_memory_are_the_servers_to_choose():
     assert (policy.batch.micro_batch_tokens, policy.batch.batch_size, policy.lora.r) == (50, 7, 4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
+async def test_a_session_that_cannot_be_is_refused_before_a_model_is_loaded(http):
+    for changes, status, message in (
         ({"model": "/etc"}, 404, "no model to train is named '/etc'; this server has: tiny"),
         ({"policy": {"model": "/etc"}}, 422, "policy.model is the server's to choose"),
         ({"policy": {"tokenizer": "/etc"}}, 422, "policy.tokenizer is the server's to choose"),
@@ -70,21 +69,15 @@ def test_files_and_memory_are_the_servers_to_choose():
         ({"algorithm": {"_type": "grpo", "kl_coef": -1}}, 422, "algorithm: kl_coef"),
         ({"device": "cuda"}, 422, "device: Extra inputs are not permitted"),
         ({"key": "../x"}, 422, "key: String should match pattern"),
-    ],
-)
-async def test_a_session_that_cannot_be_is_refused_before_a_model_is_loaded(http, changes, status, message):
-    assert message in await refusal(http, "POST", "", {**OPEN, **changes}, status)
+    ):
+        assert message in await refusal(http, "POST", "", {**OPEN, **changes}, status)
 
 
-async def test_one_key_opens_one_session_with_one_meaning(http):
-    first = await open_session(http)
-    assert (await open_session(http))["id"] == first["id"]
-    assert "other settings" in await refusal(http, "POST", "", {**OPEN, "seed": 1})
-
-
-async def test_more_sessions_than_the_server_has_room_for_are_told_when_to_come_back(tiny_model_dir, tmp_path):
-    async with serving(tiny_model_dir, tmp_path / "kept", max_sessions=1) as http:
+async def test_what_the_server_has_no_room_for_is_refused(tiny_model_dir, tmp_path):
+    async with serving(tiny_model_dir, tmp_path / "kept", max_sessions=1, max_job_bytes=100) as http:
         first = await open_session(http)
+        response = await http.post(f"{SESSIONS}/{first['id']}/jobs", content=json.dumps(job()))
+        assert response.status_code == 413, "the job is too long"
         response = await http.post(SESSIONS, json={**OPEN, "key": "1" * 32})
         assert response.status_code == 429
         assert 1 <= int(response.headers["retry-after"]) <= 61
@@ -97,37 +90,27 @@ def job(**tokens):
     return {"job_key": "r/0", "run_id": "r", "groups": [[{"turns": turns, "reward": 1.0}]]}
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
+async def test_tokens_that_the_model_does_not_have_never_reach_it(http):
+    session = await open_session(http)
+    large = {"packed_counts": "AQAAAA==", "packed_token_ids": "QEIPAA=="}
+    for tokens, message in (
         ({"token_ids": [10**6]}, "the model has the tokens 0 to"),
         ({"prompt_token_ids": [-1]}, "the model has the tokens 0 to"),
         ({"logprobs": []}, "1 tokens with 0 log-probs"),
-        (
-            {"restricted": True, "supports": {"packed_counts": "AQAAAA==", "packed_token_ids": "QEIPAA=="}},
-            "found 1000000",
-        ),
+        ({"restricted": True, "supports": large}, "found 1000000"),
         ({"restricted": True, "supports": {"packed_counts": "", "packed_token_ids": ""}}, "the supports do not fit"),
         ({"logprobs": ["x"]}, "logprobs.0"),
         ({"policy_version": 10**30}, "there is no policy_version 1"),
-    ],
-)
-async def test_tokens_that_the_model_does_not_have_never_reach_it(http, tokens, message):
-    session = await open_session(http)
-    assert message in await refusal(http, "POST", f"/{session['id']}/jobs", job(**tokens))
+    ):
+        assert message in await refusal(http, "POST", f"/{session['id']}/jobs", job(**tokens))
     shown = await http.get(f"{SESSIONS}/{session['id']}/jobs", params={"job_key": "r/0"})
     assert shown.status_code == 404, "there is no job"
 
 
-async def test_a_job_that_is_too_long_is_refused_by_its_size(tiny_model_dir, tmp_path):
-    async with serving(tiny_model_dir, tmp_path / "kept", max_job_bytes=100) as http:
-        session = await open_session(http)
-        response = await http.post(f"{SESSIONS}/{session['id']}/jobs", content=json.dumps(job()))
-        assert response.status_code == 413
-
-
-async def test_what_ended_is_told_from_what_never_was_saved(http):
+async def test_one_key_opens_one_session_and_what_ended_is_told_from_what_never_was_saved(http):
     session = await open_session(http)
+    assert (await open_session(http))["id"] == session["id"]
+    assert "other settings" in await refusal(http, "POST", "", {**OPEN, "seed": 1})
     body = {"session": KEY, "save": KEY, "version": 1}
     assert "are not here" in await refusal(http, "POST", f"/{session['id']}/restore", body, 404)
     assert "there is no session" in await refusal(http, "POST", f"/{KEY}/restore", body, 404)

@@ -171,21 +171,21 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-async def test_bad_data_is_refused_by_name_and_no_step_is_made(client, name):
-    arguments, message = BAD[name]
-    model_id = await make_model(client)
-    before = read_metrics(await client.result(await client.train(model_id, 1, [DATUM])))
-    failed = await client.result(await client.train(model_id, 2, *arguments))
-    assert message in failed["error"]
-    assert failed["category"] == "user"
-    step = await client.result(await client.step(model_id, 3, learning_rate=1.0))
-    assert f"no step is made: the request {model_id}:2 before it failed" in step["error"]
-    after = await client.result(await client.train(model_id, 4, [DATUM]))
-    assert read_metrics(after) == before
-    stepped = await client.result(await client.step(model_id, 5, learning_rate=0.01))
-    other = await make_model(client, 1)
-    await client.result(await client.train(other, 1, [DATUM]))
+async def test_bad_data_is_refused_by_name_and_no_step_is_made(client):
+    model_id, other = await make_model(client), await make_model(client, 1)
+    before = read_metrics(await client.result(await client.train(other, 1, [DATUM])))
+    for number, (name, (arguments, message)) in enumerate(BAD.items()):
+        first = 3 * number + 1
+        unchanged = await client.result(await client.train(model_id, first, [DATUM]))
+        assert read_metrics(unchanged) == before, name
+        failed = await client.result(await client.train(model_id, first + 1, *arguments))
+        assert message in failed["error"]
+        assert failed["category"] == "user"
+        step = await client.result(await client.step(model_id, first + 2, learning_rate=1.0))
+        assert f"no step is made: the request {model_id}:{first + 1} before it failed" in step["error"]
+    last = 3 * len(BAD) + 1
+    assert read_metrics(await client.result(await client.train(model_id, last, [DATUM]))) == before
+    stepped = await client.result(await client.step(model_id, last + 1, learning_rate=0.01))
     assert await client.result(await client.step(other, 2, learning_rate=0.01)) == stepped, "of one gradient alone"
 
 
@@ -294,6 +294,7 @@ async def test_a_damaged_checkpoint_is_not_loaded(client, tmp_path):
     assert (await client.create_model(2))["type"] == "create_model"  # its slot is free again
 
 
+@pytest.mark.slow
 async def test_stops(client, tuned):
     sampler = await client.open_sampler(base_model="tiny")
     end = tuned.tokenizer.eos_token_id
@@ -364,6 +365,7 @@ async def test_models_beyond_the_servers_means_are_refused(client):
     assert "has ended" in ended.text
 
 
+@pytest.mark.slow
 async def test_more_snapshots_than_slots_take_turns(client):
     """Three models' worth of weights in two slots, and each sampler keeps its own."""
     model_id = await make_model(client)

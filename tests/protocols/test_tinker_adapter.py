@@ -66,7 +66,9 @@ def engine(tiny_model_dir, service):
     return TinkerEngine(make_policy(tiny_model_dir), CONFIG, 0, lambda config, seed: service)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name", ["clipped_pg", *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSES if name != "clipped_pg")]
+)
 def test_a_job_makes_the_steps_of_the_embedded_engine(tiny_model_dir, engine, service, name):
     """The same samples, weights, optimizer and schedule: the same log-probs after the job, loss by loss."""
     loss, service_loss, settings = LOSSES[name]
@@ -104,7 +106,9 @@ def test_what_the_service_is_sent():
     assert sequence.numbers["sequence_ratio_mask"].tolist() == sample.loss_mask[1:].tolist()
 
 
-def test_losses_that_the_service_lacks_are_refused():
+def test_losses_are_those_of_the_service_and_others_are_refused():
+    for loss, name, settings in LOSSES.values():
+        assert translate_loss(loss) == (name, pytest.approx(settings))
     assert translate_loss(LossSpec("clipped_pg", {"clip_low": 1.0, "clip_high": math.inf}))[0] == "importance_sampling"
     with pytest.raises(ConfigError, match="no loss like dpo"):
         translate_loss(LossSpec("dpo"))
@@ -112,6 +116,7 @@ def test_losses_that_the_service_lacks_are_refused():
         translate_loss(LossSpec("clipped_pg", {"kl_coef": 0.1}))
 
 
+@pytest.mark.slow
 def test_a_job_is_undone_and_a_checkpoint_resumed(engine, service, tmp_path):
     samples = make_samples()
     first = engine.logprobs(samples)

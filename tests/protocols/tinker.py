@@ -75,7 +75,7 @@ class TinkerClient:
     """
 
     def __init__(self, app):
-        self.http = httpx.AsyncClient(base_url=f"{app.address}/api/v1", timeout=60)
+        self.http = httpx.AsyncClient(base_url=f"{app.address}/api/v1", timeout=60, verify=False)
         self.session_id, self._numbers = "", itertools.count()
 
     async def __aenter__(self):

@@ -109,14 +109,14 @@ def test_a_candidate_above_a_guard_ends_with_the_comparison():
 
 
 def test_a_candidate_that_costs_the_same_is_seldom_stopped():
-    """Seconds of one log-normal distribution (sigma 1) for both, looked at after every tenth user."""
+    """Seconds of one log-normal distribution (sigma 1) for both, looked at after every twentieth user."""
     rng, num_stopped = np.random.default_rng(0), 0
     for _ in range(20):
         comparison = LiveComparison()
-        for number in range(600):
+        for number in range(400):
             seconds, is_candidate = float(rng.lognormal()), bool(rng.random() < 0.5)
             comparison.guards.put(LiveCall(1, f"user {number}", 0, seconds, 10, False), is_candidate=is_candidate)
-            if number % 10 == 0 and comparison.judge().outcome == "guard":
+            if number % 20 == 0 and comparison.judge().outcome == "guard":
                 num_stopped += 1
                 break
     assert num_stopped == 0

@@ -134,45 +134,50 @@ def measure_steps(num_deployments):
 
 
 def test_the_promise_of_a_few_deployments():
-    broken, naive = measure_promises(100)
+    broken, naive = measure_promises(60)
     assert broken <= 0.05
     assert naive > 0.2, "mutation check: without the test, the promise is often broken"
 
 
 def test_the_drift_of_a_few_deployments():
-    false, found, drifted = measure_checks(60)
+    false, found, drifted = measure_checks(40)
     assert false <= 0.05
     assert found >= 0.95
-    assert drifted >= 10
+    assert drifted >= 8
 
 
 def test_a_drift_of_a_part_raises_the_threshold_of_a_few_deployments_and_stops_none():
-    raised, stopped, worse, share, drifted = measure_steps(60)
+    raised, stopped, worse, share, drifted = measure_steps(8)
     assert raised <= 0.2
     assert max(stopped, worse) <= 0.05
     assert 0.8 <= share <= 1.5
-    assert drifted >= 20
+    assert drifted >= 2
 
 
-@pytest.mark.slow
-def test_a_drift_of_a_part_raises_the_threshold_of_600_deployments_and_stops_few():
-    raised, stopped, worse, share, drifted = measure_steps(600)
+LONG = pytest.mark.parametrize(
+    "count", [pytest.param(400, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.fault)]
+)
+
+
+@LONG
+def test_a_drift_of_a_part_raises_the_threshold_of_many_deployments_and_stops_few(count):
+    raised, stopped, worse, share, drifted = measure_steps(count // 3)
     assert raised <= 0.2
     assert max(stopped, worse) <= 0.05
     assert 0.8 <= share <= 1.5
-    assert drifted >= 200
+    assert drifted >= count // 10
 
 
-@pytest.mark.slow
-def test_the_promise_is_broken_in_at_most_5_percent_of_2000_deployments():
-    broken, naive = measure_promises(2000)
+@LONG
+def test_the_promise_is_broken_in_at_most_5_percent_of_many_deployments(count):
+    broken, naive = measure_promises(count)
     assert broken <= 0.05
     assert naive > 0.2
 
 
-@pytest.mark.slow
-def test_a_drift_stops_local_answers_within_500_requests_in_95_percent_of_2000_deployments():
-    false, found, drifted = measure_checks(2000)
+@LONG
+def test_a_drift_stops_local_answers_within_500_requests_in_95_percent_of_many_deployments(count):
+    false, found, drifted = measure_checks(count)
     assert false <= 0.05
     assert found >= 0.95
-    assert drifted >= 500
+    assert drifted >= count // 4

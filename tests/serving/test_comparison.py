@@ -40,16 +40,17 @@ def test_questions_are_those_of_validation_that_the_page_can_ask(tmp_path):
     assert read_questions(tmp_path / "r") == [{"messages": [SYSTEM, *says("2 + 3?")]}]
 
 
-@pytest.fixture
-def run(tiny_model_dir, tmp_path):
+@pytest.fixture(scope="module")
+def run(tiny_model_dir, tmp_path_factory):
     """A run that trained an adapter: its model, and the checkpoint that it began with."""
-    write_journal(tmp_path / "support-1")
-    save_adapter(tiny_model_dir, tmp_path / "support-1" / "model", seed=1)
-    base = tmp_path / "support-1" / "checkpoints" / "step-000000"
+    folder = tmp_path_factory.mktemp("runs") / "support-1"
+    write_journal(folder)
+    save_adapter(tiny_model_dir, folder / "model", seed=1)
+    base = folder / "checkpoints" / "step-000000"
     save_adapter(tiny_model_dir, base, seed=2, scale=0.0)
     state = base / "training" / "state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "version": 0}))
-    return tmp_path / "support-1"
+    return folder
 
 
 async def open_run(run, **settings):
@@ -68,15 +69,12 @@ async def test_the_base_model_of_a_run_is_served_beside_it_from_one_engine(run):
     await models.close()
 
 
-async def test_without_the_option_there_are_neither(run):
+async def test_without_the_option_there_are_neither_and_without_the_first_checkpoint_questions_alone(run, tmp_path):
     models, loader, names = await open_run(run)
     assert (names, loader.questions.by_model) == (["support-1"], {})
     await models.close()
-
-
-async def test_a_run_without_its_first_checkpoint_has_its_questions_alone(run):
-    shutil.rmtree(run / "checkpoints")
-    models, loader, names = await open_run(run, compares=True)
+    shutil.copytree(run, tmp_path / "support-1", ignore=shutil.ignore_patterns("checkpoints"))
+    models, loader, names = await open_run(tmp_path / "support-1", compares=True)
     assert (names, list(loader.questions.by_model)) == (["support-1"], ["support-1"])
     await models.close()
 

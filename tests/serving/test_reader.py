@@ -28,7 +28,7 @@ BODIES = [
 ]
 
 
-async def test_a_long_body_becomes_the_same_call():
+async def test_a_long_body_becomes_the_same_call_and_one_that_takes_too_long_is_refused(monkeypatch):
     reader = BodyReader()
     for path, fields in BODIES:
         arguments = json.dumps({"model": "m", **fields}).encode(), path, 128, 100
@@ -36,11 +36,6 @@ async def test_a_long_body_becomes_the_same_call():
         own, here = read_call(*arguments)
         assert (call, there.num_choices) == (own, here.num_choices)
         assert "seed" not in fields or there.requests == here.requests
-    await reader.close()
-
-
-async def test_a_body_that_takes_too_long_is_refused_and_the_next_one_is_read(monkeypatch):
-    reader = BodyReader()
     monkeypatch.setattr(reader_module, "READ_S", 0.5)
     with pytest.raises(BadRequest, match="too much time"):
         await reader.read(os.system, b"sleep 9", kind=TypeAdapter(int), short=0)
@@ -50,8 +45,8 @@ async def test_a_body_that_takes_too_long_is_refused_and_the_next_one_is_read(mo
 
 
 async def test_the_process_begins_with_a_long_body_and_ends_without_one(monkeypatch):
-    monkeypatch.setattr(app_module, "TRIM_S", 0.1)
-    monkeypatch.setattr(reader_module, "IDLE_S", 5.0)
+    monkeypatch.setattr(app_module, "TRIM_S", 0.5)
+    monkeypatch.setattr(reader_module, "IDLE_S", 2.0)
     num_before = len(psutil.Process().children())
     async with serve({"m": ScriptedPolicy()}) as app, http(app) as client:
         for text, number in (("hi", 0), ("hi" * 100_000, 1)):

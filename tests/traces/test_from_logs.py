@@ -117,7 +117,7 @@ def test_somebody_with_300_chats_and_thumbs_gets_a_verdict_and_a_page(tmp_path):
     assert "example" in walk.output["reinforge runs compare thumbs good_only"]
 
 
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.timeout(60 * MAX_MINUTES)
 def test_thumbs_that_point_anywhere_lead_to_no_promotion(tmp_path):
     walk = Walk(tmp_path)

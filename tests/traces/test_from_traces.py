@@ -43,10 +43,11 @@ def export(folder, *records):
     return call("data", "import", folder / "export.jsonl", "--output", folder / "data.jsonl", "--overwrite")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "num_epochs"),
     [
-        pytest.param({"_type": "sft", "min_reward": 0.5}, 3, marks=pytest.mark.slow),
+        ({"_type": "sft", "min_reward": 0.5}, 3),
         ({"_type": "kto", "beta": 0.05}, 8),
         ({"_type": "rejection_sampling"}, 3),
     ],
@@ -76,7 +77,7 @@ def test_two_thumbs_for_replies_to_one_prompt_train_dpo(traced):
         each for n in range(48) for text, value in (("yes", 1), ("no", 0)) for each in generation(n, text, value)
     ]
     assert export(traced.folder, *records).exit_code == 0
-    traced.set("finetuning.algorithm", {"_type": "dpo", "beta": 0.5}).set("finetuning.num_epochs", 2)
+    traced.set("finetuning.algorithm", {"_type": "dpo", "beta": 0.5}).set("finetuning.num_epochs", 1)
     result = traced.finetune()
     assert result.exit_code == 0, result.output
     history = json.loads((traced.run / "reward_history.json").read_text())

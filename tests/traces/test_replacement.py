@@ -15,7 +15,14 @@ from reinforge.cli.exits import run_and_exit
 from reinforge.errors import ConfigError
 from reinforge.routing.router import Router
 from reinforge.runs.summary import RunSummary, load_summary
-from reinforge.traces.replacement import agrees, measure_self_agreement, plan_splits, prepare
+from reinforge.traces.replacement import (
+    FULL_STEPS,
+    agrees,
+    measure_self_agreement,
+    plan_epochs,
+    plan_splits,
+    prepare,
+)
 from reinforge.types.evaluation import EvalInputItem
 
 COLORS = ["red", "blue", "green", "black"]
@@ -104,6 +111,7 @@ def test_what_is_prepared(tmp_path):
     config = yaml.safe_load((tmp_path / "small.yml").read_text())
     assert config["finetuning"]["gate"] == {"reference": "logs", "margin": 0.1}
     assert config["finetuning"]["reward_function"] == {"name": "agreement"}
+    assert config["finetuning"]["num_epochs"] == 20
 
 
 def test_an_evaluator_of_ones_own_decides(tmp_path):
@@ -122,16 +130,12 @@ def test_an_evaluator_of_ones_own_decides(tmp_path):
     assert config["finetuning"]["reward_function"] == {"name": "quality"}
 
 
-def test_the_smaller_the_margin_the_more_is_held_out_and_the_fewer_the_rows_the_longer_is_trained(tmp_path):
+def test_the_smaller_the_margin_the_more_is_held_out_and_the_fewer_the_rows_the_longer_is_trained():
     assert plan_splits(700, 0.02) == {"train": 0.457, "select": 0.114, "confirm": 0.429}  # 300 rows for the verdict
     assert plan_splits(400, 0.02) == {"train": 0.4, "select": 0.1, "confirm": 0.5}
     assert plan_splits(400, 0.1) == plan_splits(5000, 0.02) == {"train": 0.6, "select": 0.15, "confirm": 0.25}
-    epochs = []
-    for number in (100, 1000, 4000):
-        logs = write(tmp_path / f"logs-{number}", [record(each) for each in range(number)])
-        prepare([logs], tmp_path / "small", "bundled:help_desk", margin=0.1)
-        epochs.append(yaml.safe_load((tmp_path / "small.yml").read_text())["finetuning"]["num_epochs"])
-    assert epochs == [20, 11, 3]  # at least 400 steps of 16 rows: 600 rows -> 6400 / 600
+    # at least 400 steps of 16 rows: 600 rows -> 6400 / 600
+    assert [plan_epochs(num_rows, 0.6, FULL_STEPS) for num_rows in (100, 1000, 4000)] == [20, 11, 3]
 
 
 def test_too_few_conversations_are_refused(tmp_path):

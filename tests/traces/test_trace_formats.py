@@ -236,7 +236,7 @@ PIECES += (b'"user"', b'"tool"', b'"messages"', b'"\\ud83d"', b"1e999", b'{"role
 EDITS = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 40), st.sampled_from(PIECES)), max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.sampled_from(FIXTURES), EDITS)
 def test_a_damaged_export_gives_usable_rows_or_a_typed_error(name, edits):
     content = (DATA / name).read_bytes()

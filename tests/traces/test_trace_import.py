@@ -106,6 +106,7 @@ def test_parquet_files_are_read(tmp_path):
     assert [reason[:18] for reason in report.unread.counts] == ["not a Parquet file"]
 
 
+@pytest.mark.slow
 def test_a_large_list_needs_the_memory_of_one_record(run, tmp_path):
     text = json.dumps([chat(number, reply="x" * 200_000) for number in range(100)])  # 20 MB
     (tmp_path / "large.json").write_text(text)

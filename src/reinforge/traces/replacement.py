@@ -280,6 +280,11 @@ def plan_splits(num_rows: int, margin: float) -> dict[str, float]:
     return {"train": train, "select": select, "confirm": round(1 - train - select, 3)}
 
 
+def plan_epochs(num_rows: int, train: float, steps: int) -> int:
+    """Returns the epochs that make so many steps. Example: 1000 rows, of which 0.6 train, and 400 steps -> 11."""
+    return min(MOST_EPOCHS, max(LEAST_EPOCHS, round(steps * BATCH_SIZE / (train * num_rows))))
+
+
 def _build_config(rows: str, num_rows: int, model: str, evaluator: str | None, margin: float) -> dict[str, Any]:
     evaluators: dict[str, Any] = {AGREEMENT: {"_type": "python", "function": f"{__name__}:agrees"}}
     if evaluator is not None:
@@ -292,7 +297,6 @@ def _build_config(rows: str, num_rows: int, model: str, evaluator: str | None, m
         policy |= LORA
         steps = LORA_STEPS
     splits = plan_splits(num_rows, margin)
-    num_epochs = min(MOST_EPOCHS, max(LEAST_EPOCHS, round(steps * BATCH_SIZE / (splits["train"] * num_rows))))
     return {
         "llms": {"student": {"_type": "policy"}},
         "workflow": {"_type": "python", "function": f"{__name__}:answer"},
@@ -309,7 +313,7 @@ def _build_config(rows: str, num_rows: int, model: str, evaluator: str | None, m
             "trajectory_builder": "logs",
             "trainer_adapter": "here",
             "reward_function": {"name": QUALITY if evaluator is not None else AGREEMENT},
-            "num_epochs": num_epochs,
+            "num_epochs": plan_epochs(num_rows, splits["train"], steps),
             "policy": policy,
             "algorithm": {"_type": "sft"},
             "sampling": {"temperature": 0.0},
