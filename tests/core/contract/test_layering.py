@@ -75,8 +75,12 @@ MODULES = sorted(set(ROOT.rglob("*.py")) - ENTRANCES)
 
 @cache
 def find_imports(path):
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    """Returns the imports of a file, also those inside a function; only statements are visited, as that is quick."""
+    statements = [ast.parse(path.read_text())]
+    for node in statements:
+        for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+            statements += getattr(node, block, ())
+    return [node for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def imports(path):
@@ -92,6 +96,7 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
 def graph():
     """Returns the modules that each module imports, by name; an import inside a function or for types counts too."""
     paths = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
@@ -269,6 +274,8 @@ SQL = re.compile(
 
 
 def find_sql(text):
+    if not re.search("SELECT|INSERT|UPDATE|DELETE|PRAGMA|TABLE", text):
+        return []  # parsing takes long
     literals = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
     return sorted(node.lineno for node in literals if isinstance(node.value, str) and SQL.search(node.value))
 
