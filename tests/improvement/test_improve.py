@@ -29,7 +29,7 @@ def model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-TOKENS = "9000"
+TOKENS = "5500"
 
 
 def make_project(folder, model):
@@ -130,7 +130,8 @@ class Killed(BaseException):
     """The process dies."""
 
 
-@pytest.mark.parametrize("stop", [5, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (2, 8))])
+@pytest.mark.slow  # test_search.py stops searches over simulated trials
+@pytest.mark.parametrize("stop", [2, 5])
 def test_a_search_that_dies_in_a_trial_resumes_to_the_same_winner(finished, stop):
     whole = json.loads((finished[0].folder / "runs" / "s" / "search.json").read_text())["result"]
     lines = []
@@ -226,9 +227,9 @@ async def agent(item, llm, context):
 def test_a_better_prompt_can_win_without_any_training(project):
     """Only with demonstrations in its prompt this agent answers with vowels alone, whatever its weights."""
     project.write_agent(WITH_TEXT)
-    project.save()
+    project.set("trajectory_builders.builder.num_generations", 2).save()
     recipes = [SearchRecipe("as-configured", "as it is"), SearchRecipe("shown", "examples", prompts=DEMONSTRATIONS)]
-    record = search_recipes(project, recipes, 8_000)
+    record = search_recipes(project, recipes, 2_500)
     found = record.result
     assert found["winner"] == "02-shown"
     assert found["promoted"] is True

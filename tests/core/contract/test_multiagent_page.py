@@ -16,7 +16,7 @@ from tests.generated import DOCS
 PAGE = (DOCS / "multiagent.md").read_text(encoding="utf-8")
 MAX_LINES = 35
 SMALL = {
-    "trajectory_builders.views.examples_per_epoch": 8,
+    "trajectory_builders.views.examples_per_epoch": 4,
     "finetuning.curriculum_learning.min_reward_diff": 0.01,
     "finetuning.policy.optimizer.learning_rate": 1e-3,
     "finetuning.device": "cpu",
@@ -106,6 +106,6 @@ def test_the_teams_agents_may_be_trained_apart(team):
     assert result.exit_code == 0, result.output
     assert "talkers: talkers; doers: doers" in result.output
     (row,) = (json.loads(line) for line in (team.run / "training_metrics.jsonl").read_text().splitlines())
-    assert row["num_groups"] == 3 * 8
+    assert row["num_groups"] == 3 * 4
     assert min(row["groups"][name]["num_updates"] for name in entries) > 0
     assert all((team.run / "checkpoints/step-000001" / name / "adapter_config.json").is_file() for name in entries)
