@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sys
 from importlib.util import find_spec
 
 import filelock
@@ -56,6 +57,7 @@ def searched(tmp_path_factory, model):
     project = make_project(tmp_path_factory.mktemp("searched"), model)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project.folder)
+        patch.setitem(sys.modules, "matplotlib", None)
         return project, search()
 
 
