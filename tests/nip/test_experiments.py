@@ -130,6 +130,7 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer, mo
         rl={"num_iterations": 2, "rollouts_per_iteration": 40},
     )
     quick = {"poll_interval_s": 0.01, "timeout_s": 5.0, "ready_s": 5.0}
+    openai_service.seconds = 0.5
     service = {"_type": "openai", "base_url": openai_service.url, "api_key": openai_service.key, **quick}
     overrides = {"workflow": EASY["workflow"], "trainer_adapters": {"adapter": service}}
     settings = ExperimentSettings("r", output_dir=tmp_path / "runs")
@@ -140,6 +141,7 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer, mo
     started = [job["model"] for job in openai_service.jobs.values()]
     assert started[: max(1, len(models))] == list(models.values() or ["gpt-test"])
     assert len(started) == 2 * max(1, len(models))
+    assert openai_service.calls["retrieve"] > 3 * len(started), "polls every 0.01 s, as configured"
     for job in openai_service.jobs.values() if models else ():  # the second job of a group begins with its first model
         base = job["model"].split(":")[1] if job["model"].startswith("ft:") else job["model"]
         assert models[job["metadata"]["reinforge_model_group"]] == base
