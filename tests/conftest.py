@@ -20,11 +20,13 @@ from tests.protocols.openai_service import OpenAIService
 
 KEEPS_NO_BYTECODE = sys.dont_write_bytecode
 sys.dont_write_bytecode = False  # while tests are collected: each process would compile all of them anew, for 15 s
+gc.disable()  # what is imported meanwhile lasts
 
 
 def pytest_collection_finish() -> None:
     """What is imported by now lasts: without this each of some hundred runs looks through it for 0.4 s."""
     sys.dont_write_bytecode = KEEPS_NO_BYTECODE
+    gc.enable()
     gc.freeze()
     garbage_collection._is_limited = True  # each run would count what is frozen, for 0.06 s
 

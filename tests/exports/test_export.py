@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-import os
 import shutil
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -25,13 +25,10 @@ def project(tmp_path_factory):
     project.set("finetuning.policy.lora", {"r": 8}).set("finetuning.policy.optimizer.learning_rate", 0.02)
     project.set("finetuning.num_epochs", 2).set("finetuning.sampling.temperature", 0.9)
     project.set("finetuning.gate.margin", -1)  # two epochs are not about the verdict
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        result = project.finetune()
-    finally:
-        os.chdir(before)
-    assert result.exit_code == 0, result.output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setitem(sys.modules, "matplotlib", None)
+        project.finetune(code=0)
     assert project.summary["promoted"], project.summary["reason"]
     return project
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sys
 from importlib.util import find_spec
 
 import filelock
@@ -29,7 +30,7 @@ def model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-TOKENS = "9000"
+TOKENS = "5500"
 
 
 def make_project(folder, model):
@@ -56,6 +57,7 @@ def searched(tmp_path_factory, model):
     project = make_project(tmp_path_factory.mktemp("searched"), model)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project.folder)
+        patch.setitem(sys.modules, "matplotlib", None)
         return project, search()
 
 
@@ -130,7 +132,8 @@ class Killed(BaseException):
     """The process dies."""
 
 
-@pytest.mark.parametrize("stop", [5, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (2, 8))])
+@pytest.mark.slow  # test_search.py stops searches over simulated trials
+@pytest.mark.parametrize("stop", [2, 5])
 def test_a_search_that_dies_in_a_trial_resumes_to_the_same_winner(finished, stop):
     whole = json.loads((finished[0].folder / "runs" / "s" / "search.json").read_text())["result"]
     lines = []
@@ -226,9 +229,9 @@ async def agent(item, llm, context):
 def test_a_better_prompt_can_win_without_any_training(project):
     """Only with demonstrations in its prompt this agent answers with vowels alone, whatever its weights."""
     project.write_agent(WITH_TEXT)
-    project.save()
+    project.set("trajectory_builders.builder.num_generations", 2).save()
     recipes = [SearchRecipe("as-configured", "as it is"), SearchRecipe("shown", "examples", prompts=DEMONSTRATIONS)]
-    record = search_recipes(project, recipes, 8_000)
+    record = search_recipes(project, recipes, 2_500)
     found = record.result
     assert found["winner"] == "02-shown"
     assert found["promoted"] is True

@@ -220,7 +220,7 @@ async def interrupt(search, after, kind, **arguments):
     assert task.cancelled()
 
 
-@pytest.mark.parametrize("after", [1, 20, 30, 50, 90])
+@pytest.mark.parametrize("after", [1, 30, 90])
 async def test_an_interrupted_search_ends_as_an_undisturbed_one(tmp_path, after):
     undisturbed = Search(tmp_path / "a", learn_from_four)
     expected = await undisturbed.run(search_demonstrations)
@@ -349,7 +349,7 @@ async def test_gepa_finds_the_better_prompt_within_the_budget(tmp_path):
     assert not (tmp_path / "gepa_state.bin").exists()
 
 
-@pytest.mark.parametrize("after", [1, 15, 24, 40])
+@pytest.mark.parametrize("after", [15, 40])
 async def test_gepa_ends_the_same_after_an_interruption(tmp_path, after):
     pytest.importorskip("gepa")
     undisturbed = Search(tmp_path / "a", obey)

@@ -38,6 +38,7 @@ class SimulatedTrials:
         self.predicted, self.growth = settings.get("predicted", self.arm_cost), settings.get("growth", 0.0)
         self.select_cost, self.resume_cost = settings.get("select_cost", 0.0), settings.get("resume_cost", 0.0)
         self.kept, self.judged, self.reference = None, [], settings.get("reference")
+        self.writes_epochs = settings.get("writes_epochs", False)
 
     def draw(self, trial, epoch, size, *stream):
         gain = min(self.most, self.gains.get(trial.recipe.name, 0.0) * (epoch + 1)) if trial is not None else 0.0
@@ -55,7 +56,8 @@ class SimulatedTrials:
         while not trial.has_used_share():
             trial.growth = 1 + self.growth * trial.epochs
             trial.used, trial.epochs = trial.used + 10.0 * trial.growth, trial.epochs + 1
-            self.record.write()
+            if self.writes_epochs:
+                self.record.write()
         trial.used += self.select_cost * trial.growth
         score = float(self.draw(trial, trial.epochs - 1, self.num_select, 0).mean())
         if score > trial.score:
@@ -253,7 +255,7 @@ async def test_what_the_verdict_is_predicted_to_take_is_kept(tmp_path, arm_cost,
 
 @pytest.mark.parametrize("predicted", [60.0, 100.0, 160.0, 250.0])
 @pytest.mark.parametrize("growth", [0.0, 0.02])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_the_budget_is_used_and_kept_whatever_the_verdict_was_predicted_to_take(
     tmp_path, predicted, growth, seed
 ):
@@ -358,11 +360,11 @@ async def test_a_reward_that_never_differs_leaves_only_what_others_teach(tmp_pat
 
 
 async def test_stopped_anywhere_and_resumed_it_ends_with_the_same_result(tmp_path):
-    known = {"gains": {"r2": 0.01}, "first_epoch": replace(FIRST_EPOCH, num_with_signal=0)}
+    known = {"writes_epochs": True, "gains": {"r2": 0.01}, "first_epoch": replace(FIRST_EPOCH, num_with_signal=0)}
     recipes = [replace(recipe, needs=SIGNAL if place % 3 == 1 else None) for place, recipe in enumerate(RECIPES)]
     undisturbed = await make(tmp_path / "whole", recipes=recipes, num_seeds=3, **known).run()
     random = np.random.default_rng(0)
-    for attempt in range(4):
+    for attempt in range(2):
         folder, stops = tmp_path / f"stopped-{attempt}", sorted(random.integers(1, 120, 3).tolist())
         search, number = make(folder, recipes=recipes, num_seeds=3), 0
         search.record.write()
@@ -396,12 +398,13 @@ class DyingRecord(SearchRecord):
         super().write()
 
 
-def test_choosing_among_twelve_trials_does_not_leak_into_the_verdict(tmp_path):
-    """Without any effect, of 1,000 searches at most 2.5 % promote, give or take two standard errors."""
+@pytest.mark.parametrize(("count", "most"), [(100, 5), pytest.param(1000, 35, marks=pytest.mark.slow)])
+def test_choosing_among_twelve_trials_does_not_leak_into_the_verdict(tmp_path, count, most):
+    """Without any effect at most 2.5 % of the searches promote, give or take two standard errors."""
     promoted = 0
-    for seed in range(1000):
+    for seed in range(count):
         search = make(tmp_path / "s", seed=seed, total=3000.0)
         search.record.write = lambda: None
         promoted += asyncio.run(search.run())["promoted"] is True
         assert sum(trial.epochs > 0 for trial in search.record.trials) == 12
-    assert promoted <= 25 + 10
+    assert promoted <= most

@@ -63,7 +63,7 @@ def test_the_variant(programs, capsys):
 def test_the_steps_of_a_loop(tmp_path, tiny_model_dir):
     """A job that imitates, its end, a job that prefers, its end; in that order, with one group."""
     group = make_group(tiny_model_dir, tmp_path)
-    rows = [{"id": str(n), "question": f"say {n}", "answer": "accept"} for n in range(24)]
+    rows = [{"id": str(n), "question": f"say {n}", "answer": "accept"} for n in range(12)]
     loop = LoopThread("collect")
     rollouts = loop.run(collect_rollouts([group], rows, num_dialogues=4))
     loop.close()

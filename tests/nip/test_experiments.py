@@ -49,8 +49,8 @@ def metrics(tmp_path, run_id="r"):
 @pytest.mark.parametrize(
     ("trainer", "fields"),
     [
-        pytest.param("pure_text_ei", {}, marks=pytest.mark.slow),  # quick: the run that was stopped
-        ("pure_text_malt", {}),
+        pytest.param("pure_text_ei", {}, marks=pytest.mark.slow),  # fast: a model for each group
+        pytest.param("pure_text_malt", {}, marks=pytest.mark.slow),  # fast: tests/core/e2e/test_agents.py
         ("pure_text_grpo", {"pure_text_grpo": {"num_generations": 4}}),
     ],
 )
@@ -72,8 +72,13 @@ def test_each_group_has_a_model_of_its_own(tmp_path, tiny_model_dir, rank):
     params = experiment(tiny_model_dir, "pure_text_ei", agents)
     with pytest.raises(BudgetReached):
         run(tmp_path, params, limits={"max_tokens": 60})
+    log = (tmp_path / "runs" / "r" / "run.log").read_text()
     summary = run(tmp_path, params)
     assert summary.status == "completed"
+    resumed_log = (tmp_path / "runs" / "r" / "run.log").read_text()
+    assert resumed_log.startswith(log)
+    assert len(resumed_log) > len(log)
+    assert len(metrics(tmp_path)) == 2
     assert all(part["num_updates"] > 0 for row in metrics(tmp_path) for part in row["groups"].values())
     checkpoints = sorted((summary.folder / "checkpoints").iterdir())
     for name in models:
@@ -102,22 +107,11 @@ def load_weights(folder):
     return load_file(next(folder.glob("*.safetensors")))
 
 
-def test_a_run_that_was_stopped_goes_on_by_its_name(tmp_path, tiny_model_dir):
-    params = experiment(tiny_model_dir, "pure_text_ei")
-    with pytest.raises(BudgetReached):
-        run(tmp_path, params, limits={"max_tokens": 60})
-    before = len((tmp_path / "runs" / "r" / "run.log").read_text().splitlines())
-    summary = run(tmp_path, params)
-    assert summary.status == "completed"
-    assert len((tmp_path / "runs" / "r" / "run.log").read_text().splitlines()) > before
-    assert len(metrics(tmp_path)) == 2
-
-
 @pytest.mark.parametrize(
     ("trainer", "models"),
     [
         pytest.param("pure_text_ei", {}, marks=pytest.mark.slow),
-        ("pure_text_malt", {}),
+        pytest.param("pure_text_malt", {}, marks=pytest.mark.slow),  # fast: test_coming_from_nip.py
         ("pure_text_ei", {"prover": "gpt-test", "verifier": "gpt-test-mini"}),
         pytest.param("pure_text_malt", {"prover": "gpt-test", "verifier": "gpt-test"}, marks=pytest.mark.slow),
     ],
@@ -136,6 +130,7 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer, mo
         rl={"num_iterations": 2, "rollouts_per_iteration": 40},
     )
     quick = {"poll_interval_s": 0.01, "timeout_s": 5.0, "ready_s": 5.0}
+    openai_service.seconds = 0.5
     service = {"_type": "openai", "base_url": openai_service.url, "api_key": openai_service.key, **quick}
     overrides = {"workflow": EASY["workflow"], "trainer_adapters": {"adapter": service}}
     settings = ExperimentSettings("r", output_dir=tmp_path / "runs")
@@ -146,6 +141,7 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer, mo
     started = [job["model"] for job in openai_service.jobs.values()]
     assert started[: max(1, len(models))] == list(models.values() or ["gpt-test"])
     assert len(started) == 2 * max(1, len(models))
+    assert openai_service.calls["retrieve"] > 3 * len(started), "polls every 0.01 s, as configured"
     for job in openai_service.jobs.values() if models else ():  # the second job of a group begins with its first model
         base = job["model"].split(":")[1] if job["model"].startswith("ft:") else job["model"]
         assert models[job["metadata"]["reinforge_model_group"]] == base

@@ -154,6 +154,7 @@ def test_the_page_runs(tmp_path, monkeypatch, models, capsys):
     for block in blocks:
         for address in ("path/to/tester", "path/to/target"):
             block = block.replace(address, folder)
+        block = block.replace('"cpu")', '"cpu", max_tokens=4, target_max_tokens=4)')
         exec(compile(block, "docs/coming-from-astra-rl.md", "exec"), names)  # the page is ours
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1] == "300"

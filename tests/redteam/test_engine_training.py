@@ -8,7 +8,6 @@ from reinforge.errors import EngineError
 from reinforge.redteam import (
     DPO,
     GRPO,
-    IPO,
     PPO,
     ASTNode,
     ASTSampler,
@@ -32,9 +31,7 @@ def trainer_of(problem, algorithm=DPO, width=2, **settings):
     return Trainer(TrainingConfiguration(**{**SETTINGS, **settings}), sampler, algorithm(problem))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "width", "lora"), [(DPO, 2, True), (IPO, 2, False), (GRPO, 3, False), (PPO, 1, False)]
-)
+@pytest.mark.parametrize(("algorithm", "width", "lora"), [(DPO, 2, True), (GRPO, 3, False), (PPO, 1, False)])
 def test_the_engine_trains_and_the_baseline_stays(make_problem, algorithm, width, lora):
     problem = make_problem(policy={"lora": {"r": 4}} if lora else {})
     context, probe = ["hello"], ["the dog"]

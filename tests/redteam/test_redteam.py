@@ -53,6 +53,8 @@ def train(attack, *arguments):
 
 
 def test_an_attack_trains_and_reports(attack):
+    attack.rows = attack.rows[:32]
+    attack.set("finetuning.num_epochs", 1)
     result = train(attack)
     assert result.exit_code == 0, result.output
     assert "before: the target failed in" in result.output
@@ -124,6 +126,7 @@ async def caller(item, llm, context):
 
 def test_a_target_of_plain_code_needs_no_model(attack):
     attack.write("target.py", PLAIN_TARGET)
+    attack.rows = attack.rows[:32]
     del attack.settings["llms"]["target"], attack.settings["llms"]["baseline"]
     attack.settings["functions"] = {"target": {"_type": "python", "function": "target:clerk"}}
     attack.settings["workflow"] |= {"baseline": None, "ppl_weight": 0.0}

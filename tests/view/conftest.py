@@ -1,4 +1,5 @@
 import asyncio
+import sys
 
 import pytest
 
@@ -15,6 +16,8 @@ def made(tmp_path_factory):
         if name == "hostile":
             policy = run.adapter.server
             policy.script = lambda request, policy=policy: f"form {policy.version} {HOSTILE}{request.sampling.seed % 7}"
-        asyncio.run(run.run())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "matplotlib", None)
+            asyncio.run(run.run())
         (folder / "r").rename(folder / name)
     return folder

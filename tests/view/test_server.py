@@ -31,7 +31,7 @@ async def test_every_link_of_every_page_leads_to_a_page(made):
         while waiting:
             path = waiting.pop()
             kind = path.partition("?")[0]
-            if path in seen or sum(kind == other.partition("?")[0] for other in seen) >= 6:
+            if path in seen or sum(kind == other.partition("?")[0] for other in seen) >= 2:
                 continue
             seen.add(path)
             page = await browser.page(path)
@@ -58,28 +58,28 @@ async def test_the_list_shows_each_run_and_can_be_searched(made):
         assert ("hostile" in text, "plain" in text) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("sort", "names"),
-    [
-        ("run", ["hostile", "plain", "unfinished"]),
-        ("-run", ["unfinished", "plain", "hostile"]),
-        ("-minutes", ["plain", "hostile", "unfinished"]),
-        ("minutes", ["hostile", "plain", "unfinished"]),
-    ],
-)
-async def test_the_list_is_sorted_by_a_column_and_what_is_unknown_comes_last(made, tmp_path, sort, names):
+SORTED = {
+    "run": ["hostile", "plain", "unfinished"],
+    "-run": ["unfinished", "plain", "hostile"],
+    "-minutes": ["plain", "hostile", "unfinished"],
+    "minutes": ["hostile", "plain", "unfinished"],
+}
+
+
+async def test_the_list_is_sorted_by_a_column_and_what_is_unknown_comes_last(made, tmp_path):
     for name, seconds in (("plain", 7260.0), ("hostile", 90.0)):
         shutil.copytree(made / name, tmp_path / name)
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         (tmp_path / name / "summary.json").write_text(json.dumps(summary | {"wall_time_s": {"COLLECT": seconds}}))
     RunJournal(tmp_path / "unfinished").close()
     async with Browser(tmp_path) as browser:
-        page = await browser.page(f"/?sort={sort}")
-        assert [value for name, value in page.attributes if name == "value" and value in names] == names
-        assert ("aria-sort", "descending" if sort[0] == "-" else "ascending") in page.attributes
-        other = sort.removeprefix("-") if sort[0] == "-" else f"-{sort}"
-        assert ("href", f"/?search=&sort={other}") in page.attributes, "the other way round"
-        assert ("1.5" in page.text, "121" in page.text) == (True, True)
+        for sort, names in SORTED.items():
+            page = await browser.page(f"/?sort={sort}")
+            assert [value for name, value in page.attributes if name == "value" and value in names] == names
+            assert ("aria-sort", "descending" if sort[0] == "-" else "ascending") in page.attributes
+            other = sort.removeprefix("-") if sort[0] == "-" else f"-{sort}"
+            assert ("href", f"/?search=&sort={other}") in page.attributes, "the other way round"
+            assert ("1.5" in page.text, "121" in page.text) == (True, True)
         assert ("aria-sort", "descending") in (await browser.page("/?sort=nothing")).attributes, "the newest first"
 
 
@@ -272,28 +272,21 @@ async def test_it_is_read_only_and_listens_on_the_loopback(made):
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("name", ["..%2fplain", "nothing", ".trash-1", "plain%2f..%2fplain", "%2e%2e%2f"])
-async def test_only_runs_of_the_folder_are_found(made, name):
+async def test_only_runs_of_the_folder_are_found(made):
     async with Browser(made) as browser:
-        assert "There is no such run" in await browser.ask(f"/runs/{name}/version", 404)
+        for name in ("..%2fplain", "nothing", ".trash-1", "plain%2f..%2fplain", "%2e%2e%2f"):
+            assert "There is no such run" in await browser.ask(f"/runs/{name}/version", 404)
 
 
-@pytest.mark.parametrize(
-    ("path", "status"),
-    [
-        ("/runs/plain/episode?key=nothing", 404),
-        ("/runs/plain/episode.json?key=nothing", 404),
-        ("/runs/plain/episodes?order=random", 400),
-        ("/runs/plain/rows?offset=-1", 400),
-        ("/runs/plain/rows?limit=%F0%9F%98%80", 400),
-        ("/static/../server.py", 404),
-        ("/static/nothing", 404),
-        ("/compare?run=plain&run=..", 404),
-    ],
-)
-async def test_what_is_not_there_is_a_page_that_says_so(made, path, status):
+ABSENT = ["episode?key=nothing", "episode.json?key=nothing", "/static/../server.py", "/static/nothing"]
+WRONG = ["episodes?order=random", "rows?offset=-1", "rows?limit=%F0%9F%98%80"]
+
+
+async def test_what_is_not_there_is_a_page_that_says_so(made):
     async with Browser(made) as browser:
-        assert "<h1>" in await browser.ask(path, status)
+        for status, paths in ((404, [*ABSENT, "/compare?run=plain&run=.."]), (400, WRONG)):
+            for path in paths:
+                assert "<h1>" in await browser.ask(path if path[0] == "/" else f"/runs/plain/{path}", status)
 
 
 async def test_a_damaged_run_is_listed_and_its_page_says_why(made, tmp_path):

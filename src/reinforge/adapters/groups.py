@@ -100,9 +100,10 @@ class GroupsAdapter(TrainerAdapter):
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         return _merge(ref, {name: await self.adapters[name].status(job) for name, job in _list_jobs(ref).items()})
 
-    async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float = 10.0) -> TrainingJobStatus:
+    async def wait_until_complete(self, ref: TrainingJobRef, poll_interval: float | None = None) -> TrainingJobStatus:
         jobs = _list_jobs(ref)
-        waits = (self.adapters[name].wait_until_complete(job, poll_interval) for name, job in jobs.items())
+        interval = () if poll_interval is None else (poll_interval,)  # else each adapter's own
+        waits = (self.adapters[name].wait_until_complete(job, *interval) for name, job in jobs.items())
         return _merge(ref, dict(zip(jobs, await asyncio.gather(*waits), strict=True)))
 
     async def save(self, folder: Path, version: int) -> bool:

@@ -29,6 +29,7 @@ WORDS = {
     r"\b(honour|behaviour|favour|neighbour|colour|licence|labell|optimis(?!tic)|normalis|organis|recognis)": "American",
     r"\b(penalis|serialis|initialis|tokenis|centred|learnt|spelt|towards|whilst|amongst|artefact|analyse)": "American",
 }
+ANY = re.compile("|".join(f"(?:{pattern})" for pattern in WORDS))
 THERE = re.compile(r"[Tt]here (is|are) $")
 """`There is no folder` is English; `it is no folder` is not."""
 DATA = ("tasks/tickets/grammar.py",)
@@ -42,7 +43,7 @@ def list_files():
 
 
 def find_words(text):
-    for pattern, better in WORDS.items():
+    for pattern, better in WORDS.items() if ANY.search(text) else ():
         for match in re.finditer(pattern, text):
             begin = text.rfind("\n", 0, match.start()) + 1
             if not THERE.search(text[begin : match.end(1)] + " " if match.lastindex else ""):

@@ -32,7 +32,9 @@ FAMILY_PARTS = [
     "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}", "<|channel|>", "<|message|>",
     "<|message|><|end|>",
 ]  # fmt: skip
+JSON_STARTS = ["<tool_call>", '{"name": "f", "arguments": ']
 FAMILY_STARTS = [
+    *JSON_STARTS,
     "<tool_call>f<arg_key>a</arg_key><arg_value>", "<function=f><parameter=a>", "[TOOL_CALLS]",
     "<|tool_call_start|>[f(a=",
     "<|tool_call>call:f{a:", "<｜tool▁calls▁begin｜>",
@@ -61,21 +63,16 @@ READERS = {
     "variables": lambda text: [*PLACEHOLDER.finditer(text)],
     "a name in the project": SPEC.fullmatch,
 }
+STARTS = {"arguments": JSON_STARTS, "an answer in JSON": JSON_STARTS, "a decision": ["decision"]}
 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_no_text_takes_long_to_read(reader):
     slow, is_family = {}, reader.startswith("tool calls")
+    starts = FAMILY_STARTS if is_family else STARTS.get(reader, [])
     for part in PARTS + FAMILY_PARTS * is_family:
         body = part * (SIZE // len(part))
-        for text in (
-            body,
-            f"<tool_call>{body}",
-            f'{{"name": "f", "arguments": {body}',
-            f"decision{body}!",
-            f"x{body}\x00",
-            *(f"{start}{body}" for start in FAMILY_STARTS * is_family),
-        ):
+        for text in (body, f"x{body}\x00", *(f"{start}{body}!" for start in starts)):
             started = time.thread_time()
             READERS[reader](text)
             used = time.thread_time() - started

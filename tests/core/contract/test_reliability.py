@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def read_rows():
 ROWS = read_rows()
 
 
+@cache
 def find_mutation_checks(path):
     """Returns the names of a file's tests that are mutation checks, by name or docstring."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -13,15 +13,17 @@ RUN = """
 import sys, reinforge
 from pathlib import Path
 
+sys.modules["matplotlib"] = None  # a plot takes a second
+
 async def agent(item, llm, context):
-    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=8)
+    reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=2)
     return reply.choices[0].message.content
 
 def variety(output, expected):
     return len(set(output)) / 10
 
 if __name__ == "__main__":
-    rows = [{"id": str(number), "question": f"What is {number} + 1?", "answer": "a"} for number in range(40)]
+    rows = [{"id": str(number), "question": f"What is {number} + 1?", "answer": "a"} for number in range(30)]
     settings = {"device": "cpu", "curriculum_learning": {"min_reward_diff": 0.0}}
     summary = reinforge.finetune(agent, rows, variety, sys.argv[1], epochs=1, examples_per_epoch=4, settings=settings)
     assert (summary.status, summary.num_jobs) == ("completed", 1), summary

@@ -128,7 +128,7 @@ def make_settings(count):
     return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_changed_file_is_valid_or_rejected_with_a_location(tmp_path, count):
     @make_settings(count)
     @example(name="demo.yml", seed=0, count=1, on_text=False, value=None)
@@ -165,7 +165,7 @@ def check_document(path, content):
     "\n".join(map(str, problems)).encode()
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.slow)])
 def test_any_bytes_are_valid_or_rejected_with_a_location(tmp_path, count):
     @make_settings(count)
     @example(content=b'"\\ud800": 1')
@@ -185,7 +185,7 @@ def test_text_that_is_not_read_as_text_ends_in_another_error(tmp_path, monkeypat
         check_document(tmp_path / "f.yml", b'"\\ud800": 1')
 
 
-@make_settings(100)
+@make_settings(40)
 @example(path="finetuning.\udcff", value="\udcff")
 @given(
     path=st.lists(st.sampled_from([*KEYS, "0", ""]) | st.text(max_size=4), min_size=1, max_size=4).map(".".join),

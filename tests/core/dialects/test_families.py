@@ -11,7 +11,7 @@ from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from tests.families import SPECS, DialogueMaker, TemplateTokenizer
 from tests.fault.sizes import scaled
 
-COUNTS = [40, pytest.param(scaled(10_000), marks=pytest.mark.fault)]
+COUNTS = [15, pytest.param(scaled(10_000), marks=pytest.mark.fault)]
 
 
 def render(renderer, request, messages, *, prompt):

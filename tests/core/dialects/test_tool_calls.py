@@ -104,7 +104,7 @@ VALUES = st.recursive(
 REPLIES = st.lists(TEXTS | VALUES.map(json.dumps), max_size=12).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=REPLIES, tool_format=st.sampled_from(ToolFormat))
 def test_any_reply_is_text_or_calls_that_can_be_written_and_read_again(text, tool_format):
     parsed = read_tool_calls(text, tool_format)
@@ -118,7 +118,7 @@ def test_any_reply_is_text_or_calls_that_can_be_written_and_read_again(text, too
     assert find_bad_call(message) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     arguments=st.dictionaries(st.text(max_size=5), VALUES, max_size=3), tool_format=st.sampled_from([HERMES, LLAMA3])
 )
