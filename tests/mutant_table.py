@@ -28,8 +28,7 @@ MUTANTS = [
         "engine/engine.py",
         "        checkpoint.restore_rng(state)\n",
         "",
-        "tests/fault/test_kill_anywhere.py::test_a_run_killed_at_crash_points_ends_as_if_undisturbed",
-        "after_tensor",
+        "tests/fault/test_kill_anywhere.py::test_a_run_killed_while_it_writes_a_checkpoint_ends_as_if_undisturbed",
     ),
     Mutant(
         "Resuming loses nothing: LoRA, SFT, DPO, PPO",
@@ -46,6 +45,7 @@ MUTANTS = [
         "        self._stages.restore(state.stage, learner, state.stage_version, self.config)\n",
         "",
         "tests/fault/test_pipeline.py::test_a_kill_at_the_border_of_two_stages",
+        is_slow=True,
     ),
     Mutant(
         "Damaged checkpoints are not loaded",
@@ -145,7 +145,6 @@ MUTANTS = [
         "find_unwritable(record.item.output_obj, max_chars=get_limits().output_chars)",
         "find_unwritable(record.item.output_obj)",
         "tests/fault/test_unrecordable.py::test_an_output_that_cannot_be_written_costs_its_episodes",
-        "characters",
     ),
     Mutant(
         "A journal of another format is refused",
@@ -336,6 +335,7 @@ MUTANTS = [
         '.get("job") == job:\n',
         '.get("job") is job:\n',
         "tests/fault/test_art_server.py::test_a_server_that_dies_at_one_point_makes_the_step_once",
+        is_slow=True,
     ),
     Mutant(
         "A failed poll is not a failed job",
@@ -557,13 +557,14 @@ MUTANTS = [
         "        self._early.setdefault(epoch, [])\n",
         "        pass\n",
         "tests/fault/test_overlap.py::test_a_run_that_is_killed_while_it_samples_ahead_trains_nothing_twice",
+        is_slow=True,
     ),
     Mutant(
         "Same configuration, same run",
         "trainer/resume.py",
         'if facts.get("data_sha256", data) != data:\n',
         'if not facts.get("data_sha256", data):\n',
-        "tests/fault/test_same_seed.py::test_other_examples_are_refused",
+        "tests/fault/test_same_seed.py::test_changes_are_refused",
     ),
     Mutant(
         "Others' code needs consent",

@@ -54,7 +54,8 @@ def start(mutant: Mutant, folder: Path) -> int:
     os.dup2(output, 1), os.dup2(output, 2)
     os.environ["PYTHONPATH"] = str(source)
     sys.path.insert(0, str(source))
-    if "toy" in (ROOT / mutant.test.partition("::")[0]).read_text(encoding="utf-8"):
+    text = (ROOT / mutant.test.partition("::")[0]).read_text(encoding="utf-8")
+    if "toy" in text or "servers" in text:
         start_anew, util.spawnv_passfds = util.spawnv_passfds, start_as_copy
         forkserver.set_forkserver_preload(["tests.fault.preload"])
         forkserver.ensure_running()  # the fork server of the test's runs

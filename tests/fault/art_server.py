@@ -1,4 +1,4 @@
-"""Servers of ART's protocols that can be killed: `python -m tests.fault.art_server BASE`.
+"""Servers of ART's protocols that can be killed.
 
 At a site the server kills itself: before or after a call of `METHODS` (`train:before`, `record_result:after`), or at a
 crash point of training and of checkpoints (`step.after_optim`). With `forget` it does not recognize retries; with
@@ -8,15 +8,9 @@ crash point of training and of checkpoints (`step.after_optim`). With `forget` i
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
-import peft
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.models.llama import modeling_llama
-
-import reinforge.engine.engine
 from reinforge import crash
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.policy import EmbeddedPolicy
@@ -26,7 +20,7 @@ from reinforge.protocols.art.server.records import ModelFolder
 from reinforge.serving.app import ServeApp
 from reinforge.serving.loading import BaseModels
 from reinforge.serving.models import ServedModels
-from tests.fault.killed_servers import fork_servers, kill_at
+from tests.fault.killed_servers import kill_at
 
 METHODS: dict[str, tuple[type[Any], str]] = {
     "create": (ModelFolder, "create"),
@@ -37,8 +31,6 @@ METHODS: dict[str, tuple[type[Any], str]] = {
     "record_result": (ModelFolder, "record_result"),
 }
 """A part of a job -> the call that it is."""
-LOADED = (AutoModelForCausalLM, AutoTokenizer, modeling_llama, peft, reinforge.engine.engine)
-"""Imported once, before the first fork."""
 
 
 def die_at(site: str) -> None:
@@ -69,8 +61,3 @@ async def serve(base: Path, folder: Path, port: int, site: str) -> None:
         die_at(site)
     async with make_app(base, folder, port):
         await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    base_model = Path(sys.argv[1])
-    fork_servers(lambda folder, port, site: serve(base_model, folder, port, site))

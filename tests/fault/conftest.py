@@ -72,9 +72,9 @@ def make_toy(tiny_model_dir, tmp_path):
 
 
 @pytest.fixture
-def servers(tmp_path, driver):
-    """A server that can be killed; a module's `driver` forks it."""
-    servers = KilledServers(driver, tmp_path / "data")
+def servers(tmp_path, serve):
+    """A server that can be killed; a module's `serve` is what it does."""
+    servers = KilledServers(serve, tmp_path / "data")
     yield servers
     servers.close()
 

@@ -1,4 +1,4 @@
-"""Servers of the fine-tuning API that can be killed: `python -m tests.fault.job_server RUN`.
+"""Servers of the fine-tuning API that can be killed.
 
 At a site (`create_job:after`, `transition succeeded:before`, ...) the server kills itself; with `forget` it does not
 recognize a client's retries. Its jobs are processes that copy a run that has ended, in about a tenth of a second, and
@@ -17,7 +17,7 @@ from reinforge.protocols.openai.server.api import FineTuningApi, FineTuningSetti
 from reinforge.protocols.openai.server.plan import JobSettings
 from reinforge.protocols.openai.server.process import ENDED
 from reinforge.protocols.openai.server.runner import JobProcess
-from tests.fault.killed_servers import fork_servers, kill_at
+from tests.fault.killed_servers import kill_at
 from tests.protocols.fine_tuning import FineTuningServer, NamesOnly
 
 JOB = """
@@ -71,7 +71,7 @@ def die_at(api: FineTuningApi, site: str) -> None:
     kill_at(target, method, place, lambda *arguments: not state or str(arguments[1]) == state)
 
 
-async def serve(folder: Path, run: Path, port: int, site: str) -> None:
+async def serve(run: Path, folder: Path, port: int, site: str) -> None:
     """Serves until the process is killed."""
     settings = FineTuningSettings(folder, JobSettings(poll_s=0.02))
     bases = {"tiny": PolicyConfig(model="/nowhere/tiny")}
@@ -84,8 +84,3 @@ async def serve(folder: Path, run: Path, port: int, site: str) -> None:
         die_at(server.api, site.removeprefix("forget "))
     async with server:
         await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    run = Path(sys.argv[1])
-    fork_servers(lambda folder, port, site: serve(folder, run, port, site))

@@ -1,8 +1,7 @@
 """Servers that can be killed: forked from one process that has imported everything, at one address each.
 
-A module of such servers ends with `fork_servers(...)`, which forks one for each line `PORT FOLDER SITE` (with tabs) on
-its standard input and writes its process id. `KilledServers` starts, kills and restarts them; SITE is the place at
-which a server kills itself, `create_job:after` for example.
+`KilledServers` starts, kills and restarts them; a site is the place at which a server kills itself, for example
+`create_job:after`.
 """
 
 from __future__ import annotations
@@ -14,62 +13,48 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
+from tests.fault.kit import SERVER, start_server
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    import openai
 
-
-class QuickClient(openai.OpenAI):
-    """The official client, which waits 50 ms before it tries again instead of up to 8 s."""
-
-    def _calculate_retry_timeout(self, *arguments: Any, **settings: Any) -> float:
-        return 0.05
+Serve = Callable[[Path, int, str], Coroutine[Any, Any, None]]
 
 
-@contextlib.contextmanager
-def open_driver(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Yields the process of a module that forks servers, so that each starts without imports."""
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment) as process:
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
+def run(serve: Serve, folder: Path, port: int, site: str) -> None:
+    """Serves in the child."""
+    asyncio.run(serve(folder, port, site))
 
 
 class KilledServers:
     """A server at one address that can be killed and started again, again and again.
 
     Args:
-        driver: A process of `open_driver`.
+        serve: Serves a folder at a port until the process is killed; the third argument is the site.
         folder: The server's data.
 
     Attributes:
         num_kills: How often it was killed.
     """
 
-    def __init__(self, driver: subprocess.Popen[str], folder: Path):
-        self._driver, self.folder = driver, folder
+    def __init__(self, serve: Serve, folder: Path):
+        self._serve, self.folder = serve, folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        self.num_kills, self._pid = 0, 0
+        self.num_kills = 0
+        self._process: Any = None
 
     def start(self, site: str = "") -> None:
         """Starts a server that dies at a site; without one it lives."""
-        assert self._driver.stdin is not None
-        assert self._driver.stdout is not None
-        self._driver.stdin.write(f"{self.port}\t{self.folder}\t{site}\n")
-        self._driver.stdin.flush()
-        self._pid = int(self._driver.stdout.readline())
+        start_server()
+        self._process = SERVER.Process(target=run, args=(self._serve, self.folder, self.port, site), daemon=True)
+        self._process.start()
 
     def wait_ready(self) -> None:
         """Returns once the server listens."""
@@ -81,19 +66,18 @@ class KilledServers:
 
     def kill(self) -> None:
         """Kills the server."""
-        os.kill(self._pid, signal.SIGKILL)
+        self._process.kill()
         self.wait_end()
         self.num_kills += 1
 
     def wait_end(self) -> None:
         """Returns once the server is dead."""
-        assert self._driver.stdout is not None
-        assert self._driver.stdout.readline() == "ended\n"
-        self._pid = 0
+        self._process.join()
+        self._process = None
 
     def close(self) -> None:
         """Kills the server, if there is one."""
-        if self._pid:
+        if self._process is not None:
             self.kill()
 
     @contextlib.contextmanager
@@ -132,8 +116,14 @@ class KilledServers:
             killer.join()
         assert self.num_kills >= num_kills
 
-    def client(self) -> QuickClient:
-        """Returns the official client, which sends a request again until it is answered."""
+    def client(self) -> openai.OpenAI:
+        """Returns the official client, which sends a request again, 50 ms later, until it is answered."""
+        import openai  # takes a server a second
+
+        class QuickClient(openai.OpenAI):
+            def _calculate_retry_timeout(self, *arguments: Any, **settings: Any) -> float:
+                return 0.05
+
         return QuickClient(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="x", max_retries=2000)
 
 
@@ -167,24 +157,3 @@ def kill_at(target: Any, method: str, place: str, applies: Callable[..., bool] =
         return wait()
 
     setattr(target, method, die_or_call)
-
-
-def fork_servers(serve: Callable[[Path, int, str], Coroutine[Any, Any, None]]) -> None:
-    """Forks a server for each line on the standard input.
-
-    Args:
-        serve: Serves a folder at a port until the process is killed; the third argument is the site.
-    """
-    for line in sys.stdin:
-        port, folder, site = line.rstrip("\n").split("\t")
-        child = os.fork()
-        if child == 0:
-            os.close(0)
-            os.open(os.devnull, os.O_RDONLY)
-            asyncio.run(serve(Path(folder), int(port), site))
-            os._exit(0)
-        sys.stdout.write(f"{child}\n")
-        sys.stdout.flush()
-        os.waitpid(child, 0)
-        sys.stdout.write("ended\n")
-        sys.stdout.flush()

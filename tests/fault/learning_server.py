@@ -1,4 +1,4 @@
-"""Servers with `--learn` over a scripted policy, forked so that they can be killed.
+"""Servers with `--learn` over a scripted policy, which can be killed.
 
 The site `early SITE` removes a safety: feedback is acknowledged before it is on disk.
 """
@@ -16,7 +16,6 @@ from reinforge.serving.app import ServeApp
 from reinforge.serving.models import ServedModels
 from reinforge.serving.recording import RecordConfig
 from tests.doubles import ScriptedPolicy
-from tests.fault.killed_servers import fork_servers
 
 
 def acknowledge_early() -> None:
@@ -41,7 +40,3 @@ async def serve(folder: Path, port: int, site: str) -> None:
     crash.arm(site.removeprefix("early").strip())  # not before the tables are made
     async with ServeApp(models, [learning], keeper=learning.keeper, port=port):
         await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    fork_servers(serve)

@@ -10,9 +10,7 @@ from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajec
 class PoisonedConfig(GRPOConfig, name="poisoned"):
     """Settings of GRPO, and what is broken."""
 
-    value: str = Field(default="nan", description="What the credit is instead.")
-    job: int = Field(default=1, description="The job, from 0.")
-    count: int = Field(default=1, description="How many samples of it.")
+    count: int = Field(default=1, description="How many samples of the second job.")
 
 
 class Poisoned(GRPO):
@@ -22,9 +20,9 @@ class Poisoned(GRPO):
 
     def credit(self, samples):
         found = super().credit(samples)
-        if self.num_jobs == self.config.job:
+        if self.num_jobs == 1:
             for advantages in found[: self.config.count]:
-                advantages[:] = float(self.config.value)
+                advantages[:] = float("nan")
         self.num_jobs += 1
         return found
 

@@ -1,37 +1,43 @@
 """Imported once by the fork server: everything that a run needs. Starts no thread and computes no tensor."""
 
+import importlib
+import sys
 from pathlib import Path
 
-import peft
 import torch.profiler._cupti_monitor
 from transformers import AutoModelForCausalLM, AutoTokenizer, conversion_mapping
 from transformers.models.llama import modeling_llama
 
 import reinforge.cli.finetune
 import reinforge.engine.engine
-import reinforge.engine.model.preflight
 import reinforge.evaluation.datasets
 import reinforge.improvement.api
 import reinforge.trainer.api
 import reinforge.trainer.evaluate
+import tests.fault.art_server
 import tests.fault.dithered
+import tests.fault.job_server
 import tests.fault.kit
+import tests.fault.learning_server
 import tests.fault.mutations
 import tests.fault.poisoned
+from reinforge.engine.model import architecture
 from reinforge.registry import REGISTRY
 from reinforge.trainer import provenance
 
+sys.modules["bitsandbytes"] = None  # takes half as long as everything else, and PEFT does without it
+importlib.import_module("peft")
 REGISTRY.components()
 # what a run looks up once in each process, and which is the same in all: a second of each run's time
 list(provenance._list_imported_files(Path("/")))
 provenance._map_packages()
 conversion_mapping.get_checkpoint_conversion_mapping("llama")  # patterns of all families
+list(architecture._find_unknown_family("llama", {}))
 
 __all__ = [
     "AutoModelForCausalLM",
     "AutoTokenizer",
     "modeling_llama",
-    "peft",
     "reinforge",
     "tests",
     "torch",

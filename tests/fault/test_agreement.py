@@ -39,8 +39,9 @@ def dialogs(policy, count):
     return [sample for episode in turns for sample in samples_from_trajectory(Trajectory(episode=episode, reward=1.0))]
 
 
+@pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lora", [None, LoRAConfig(r=4)], ids=["full", "lora"])
-def test_the_learner_scores_500_sampled_dialogues_as_the_sampler_did(tiny_model_dir, lora):
+def test_the_learner_scores_sampled_dialogues_as_the_sampler_did(tiny_model_dir, lora, count):
     config = PolicyConfig(model=str(tiny_model_dir), lora=lora, max_num_seqs=64)
     config.optimizer.learning_rate = 1e-2
     with Engine.load(config, seed=0, device="cpu") as engine:
@@ -48,9 +49,9 @@ def test_the_learner_scores_500_sampled_dialogues_as_the_sampler_did(tiny_model_
         engine.update(random_samples(8), LossSpec("cross_entropy"), progress_start=0.5, progress_end=0.5)
         engine.end_job()
         engine.policy.open(1)
-        samples = dialogs(engine.policy, 500)
-        assert len(samples) >= 500
-        assert sum(sample.num_trained for sample in samples) > 4000
+        samples = dialogs(engine.policy, count)
+        assert len(samples) >= count
+        assert sum(sample.num_trained for sample in samples) > 8 * count
         for sample, logprobs in zip(samples, engine.logprobs(samples), strict=True):
             assert np.abs((logprobs - sample.sampling_logprobs)[sample.loss_mask]).max() <= TOLERANCE
 
@@ -107,7 +108,7 @@ def test_a_job_reports_the_mean_difference_and_the_divergence(run, monkeypatch):
     assert row["canary_k3"] == pytest.approx(math.exp(-0.05) - 0.95, abs=1e-6)
 
 
-@pytest.mark.parametrize("offset", [0.05, 0.005, pytest.param(-0.05, marks=pytest.mark.fault)])
+@pytest.mark.parametrize("offset", [0.005, pytest.param(-0.05, marks=pytest.mark.slow)])
 def test_an_offset_stops_the_run_in_one_step(run, monkeypatch, offset):
     monkeypatch.setattr(Offset, "offset", offset)
     result = run.set("trainer_adapters.adapter._type", "test_offset").finetune()

@@ -18,7 +18,7 @@ from tests.protocols.art_service import ARTService
 from tests.protocols.stand_in import after, no_response
 
 NUM_EPOCHS = 2
-QUICK = {("submit.after_send", 2), ("submit.after_id:2", 2)}
+SLOW = {("submit.after_send", 1), ("submit.after_send", 2), ("submit.after_id:2", 2)}
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def assert_one_job_an_epoch(toy, art):
 @pytest.mark.parametrize(
     ("site", "protocol"),
     [
-        pytest.param(site, protocol, marks=() if (site, protocol) in QUICK else pytest.mark.fault)
+        pytest.param(site, protocol, marks=pytest.mark.slow if (site, protocol) in SLOW else pytest.mark.fault)
         for site in (*STAGES, "submit.after_id:2")
         for protocol in (1, 2)
     ],
@@ -63,6 +63,7 @@ def test_a_run_killed_in_any_stage_trains_each_epoch_once(make_toy, art, site, p
     assert_one_job_an_epoch(toy, art)
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_with_the_request_gets_the_job_again(make_toy, art):
     """Killed while it trains: the server of protocol 1 stopped too, and no step comes."""
     art.goes_on, art.seconds = False, 60.0
@@ -87,6 +88,7 @@ def test_a_run_killed_while_it_trains_finds_its_job(make_toy, art, protocol):
     assert len(art.jobs) == NUM_EPOCHS
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_the_response_finds_its_job(make_toy, art):
     """The service has started the job, and the process dies before the id arrives."""
     art.faults["create"] = [after(no_response)]

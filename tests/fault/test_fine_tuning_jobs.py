@@ -11,18 +11,19 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from reinforge.protocols.openai.server.records import FileRecord, JobState
 from reinforge.protocols.openai.server.store import JobStore
-from tests.fault.killed_servers import open_driver
+from tests.fault import job_server
 from tests.fault.sizes import scaled
 from tests.protocols.fine_tuning import supervised_rows, to_jsonl
 
 NUM_KILLS = scaled(500)
-QUICK_KILLS = 12
+QUICK = {"create_job:after", "transition running:after", "transition succeeded:before"}
 SITES = (
     "add_file:before",
     "add_file:after",
@@ -37,10 +38,9 @@ SITES = (
 )
 
 
-@pytest.fixture(scope="module")
-def driver(finished_run):
-    with open_driver("tests.fault.job_server", str(finished_run)) as driver:
-        yield driver
+@pytest.fixture
+def serve(finished_run):
+    return partial(job_server.serve, finished_run)
 
 
 def train(client, number):
@@ -79,7 +79,9 @@ def assert_once(servers, jobs):
     store.close()
 
 
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize(
+    "site", [pytest.param(site, marks=() if site in QUICK else pytest.mark.slow) for site in SITES]
+)
 def test_a_server_that_dies_at_one_point_goes_on(servers, site):
     with servers.restarted_after(site), servers.client() as client:
         job = train(client, 1)
@@ -130,7 +132,7 @@ def test_a_run_that_does_not_stop_when_the_server_is_gone_leaves_no_process():
 @pytest.mark.parametrize(
     "num_kills",
     [
-        QUICK_KILLS,
+        pytest.param(12, marks=pytest.mark.slow),
         pytest.param(NUM_KILLS, marks=[pytest.mark.fault, pytest.mark.timeout(3600)], id=f"{NUM_KILLS} kills"),
     ],
 )

@@ -151,14 +151,7 @@ REASONS = {
     "leak a process": "tool_error: ValueError: after the process",
 }
 """What each attack costs: its own episode, with this outcome and reason."""
-QUICK = ("odd", "stop", "ignore", "block", "leak a process")
-
-
-def by_length(kinds, quick=QUICK):
-    """Returns the attacks; those that are not quick run with `make fault`."""
-    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.fault) for kind in kinds]
-
-
+QUICK = ("odd", "stop", "leave in a callback", "ignore", "block", "leak a process")
 STUCK = ("ignore", "ignore signals", "block", "spin", "hold")
 """Attacks that never end; only the last cannot be interrupted."""
 
@@ -172,7 +165,28 @@ def attacked(make_toy, kind, where=AGENT, timeout_s=1):
     return toy
 
 
-@pytest.mark.parametrize("kind", by_length(REASONS))
+def test_attacks_cost_their_own_episodes_and_a_score_and_the_run_ends_with_nothing_left_behind(make_toy):
+    """One attack in each of the first training episodes, one after the other, and one in an evaluator."""
+    where = {
+        "in_agent": "if KINDS and context.is_training: await attack(KINDS.pop())",
+        "in_evaluator": "if left and left.pop(): await attack(KIND)",
+    }
+    toy = attacked(make_toy, "odd", where)
+    with open(toy.folder / "task.py", "a") as file:
+        file.write(f"\nKINDS = {list(QUICK)}\n")
+    toy.set("eval.general.max_concurrency", 1)
+    child = toy.start()
+    assert (child.wait(PATIENCE_S), child.left_behind()) == (0, []), child.said
+    assert toy.summary["status"] == "completed"
+    assert toy.summary["episodes"]["reward_error"] == 1
+    failed = toy.rows_of("SELECT outcome || ': ' || reason FROM episodes WHERE outcome NOT IN ('ok', 'overlong')")
+    reasons = [reason for (reason,) in failed if not reason.startswith("reward_error")]
+    assert len(reasons) == len(QUICK), failed
+    assert all(any(each.startswith(REASONS[kind]) for each in reasons) for kind in QUICK), failed
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", REASONS)
 def test_an_attack_costs_its_own_episode_and_the_run_ends_with_nothing_left_behind(make_toy, kind):
     toy = attacked(make_toy, kind)
     child = toy.start()
@@ -183,7 +197,8 @@ def test_an_attack_costs_its_own_episode_and_the_run_ends_with_nothing_left_behi
     assert failed[0][0].startswith(REASONS[kind])
 
 
-@pytest.mark.parametrize("kind", by_length(["odd", "cancel all", "ignore", "block"], ["odd"]))
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", ["odd", "cancel all", "ignore", "block"])
 def test_an_evaluator_that_attacks_loses_its_score_and_the_run_ends(make_toy, kind):
     toy = attacked(make_toy, kind, EVALUATOR)
     child = toy.start()
@@ -192,8 +207,10 @@ def test_an_evaluator_that_attacks_loses_its_score_and_the_run_ends(make_toy, ki
 
 
 @pytest.mark.parametrize("where", [AGENT, pytest.param(EVALUATOR, marks=pytest.mark.fault)], ids=["agent", "evaluator"])
-@pytest.mark.parametrize("kind", by_length(STUCK, ["ignore", "hold"]))
-def test_a_signal_ends_a_run_in_time_whatever_runs(make_toy, whole, kind, where):
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "hold" else pytest.param(kind, marks=pytest.mark.fault) for kind in STUCK]
+)
+def test_a_signal_ends_a_run_in_time_whatever_runs(make_toy, kind, where):
     toy = attacked(make_toy, kind, where, timeout_s=3600)
     child = toy.start(mutation=mutations.stop_soon if kind == "hold" else None)
     child.wait_for(toy.folder / "attacked")
@@ -225,6 +242,7 @@ def test_a_forced_end_says_that_jobs_since_the_last_checkpoint_are_not_saved(mak
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_process_whose_main_thread_is_held(make_toy):
     toy = attacked(make_toy, "hold", timeout_s=3600)
     child = toy.start()
@@ -235,6 +253,7 @@ def test_a_second_signal_ends_a_process_whose_main_thread_is_held(make_toy):
     assert "stopped by SIGTERM; a second signal, so the process exits in stage BASELINE" in child.said
 
 
+@pytest.mark.slow
 def test_closed_descriptors_end_the_run_with_the_reason(make_toy):
     toy = attacked(make_toy, "close")
     child = toy.start()
@@ -254,8 +273,8 @@ def hold_the_lock(make_toy, *, times, mutation=None):
     return toy, child
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(1, marks=pytest.mark.fault)])
-def test_signals_end_a_run_in_which_no_thread_can_move(make_toy, whole, times):
+@pytest.mark.parametrize("times", [pytest.param(2, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.fault)])
+def test_signals_end_a_run_in_which_no_thread_can_move(make_toy, times):
     toy, child = hold_the_lock(make_toy, times=times)
     assert (child.wait(seconds=20), child.left_behind()) == (-signal.SIGKILL, []), child.said
     assert "holds Python's interpreter lock, so the process was killed" in child.said

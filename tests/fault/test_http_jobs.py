@@ -13,7 +13,7 @@ STAGES = (
     "ckpt.after_rename:2",
     "publish.mid",
 )
-QUICK = {"submit.after_send:2"}
+SLOW = {"submit.after_send:2"}
 
 
 def make_toy(folder, model):
@@ -36,7 +36,7 @@ def uninterrupted(tmp_path_factory, tiny_model_dir):
 
 
 @pytest.mark.parametrize(
-    "site", [pytest.param(site, marks=() if site in QUICK else pytest.mark.fault) for site in STAGES]
+    "site", [pytest.param(site, marks=pytest.mark.slow if site in SLOW else pytest.mark.fault) for site in STAGES]
 )
 def test_a_killed_run_goes_on_and_ends_with_the_same_weights(tmp_path, tiny_model_dir, uninterrupted, site):
     with serve_sessions(tiny_model_dir, tmp_path / "kept") as app:

@@ -28,6 +28,7 @@ def test_a_run_is_the_same_bit_for_bit(make_toy, whole):
     assert differences(toy.run, whole.run) == []
 
 
+@pytest.mark.slow
 def test_a_run_with_agents_in_two_shared_processes_is_the_same_bit_for_bit(make_toy, whole):
     toy = make_toy({"workflow.placement": "processes", "workflow.num_processes": 2})
     child = toy.start()
@@ -37,7 +38,10 @@ def test_a_run_with_agents_in_two_shared_processes_is_the_same_bit_for_bit(make_
 
 @pytest.mark.parametrize(
     "kind",
-    ["hold", *(pytest.param(kind, marks=pytest.mark.fault) for kind in ("close", "spin", "ignore"))],
+    [
+        pytest.param("hold", marks=pytest.mark.slow),
+        *(pytest.param(kind, marks=pytest.mark.fault) for kind in ("close", "spin", "ignore")),
+    ],
 )
 def test_an_attack_costs_its_own_episode(make_toy, kind):
     """Each process attacks in its first held-out episode; those episodes fail, and the run ends by itself."""
@@ -71,7 +75,8 @@ def workers_of(toy):
     return found
 
 
-@pytest.mark.parametrize("where", [AGENT, pytest.param(EVALUATOR, marks=pytest.mark.fault)], ids=["agent", "evaluator"])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [AGENT, EVALUATOR], ids=["agent", "evaluator"])
 def test_a_signal_stops_the_run_and_its_workers(make_toy, where):
     toy = isolate(attacked(make_toy, "hold", where, timeout_s=3600))
     child = toy.start()
@@ -81,6 +86,7 @@ def test_a_signal_stops_the_run_and_its_workers(make_toy, where):
     assert "so the process exits" not in child.said, "it stops as any other run"
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_run_that_is_killed(make_toy):
     toy = isolate(attacked(make_toy, "hold", timeout_s=3600))
     child = toy.start()

@@ -89,7 +89,7 @@ def kill_often(tmp_path, times):
 
 
 def test_a_writer_killed_at_any_time_leaves_everything_that_it_acknowledged(tmp_path):
-    kill_often(tmp_path, 15)
+    kill_often(tmp_path, 5)
 
 
 @pytest.mark.fault

@@ -27,13 +27,13 @@ PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file
 """Rows of a file are no episodes that could be exported."""
 
 
-LONG = ("lora", "two adapters", "sft", "dpo of a file", "ppo", "pipeline")
-"""The long run's, where adapters and the critic are killed at every place: one method of a file is enough here, and
-test_pipeline.py kills pipelines at the border of their stages."""
-QUICK = [pytest.param(method, marks=pytest.mark.fault if method in LONG else ()) for method in METHODS]
+LONG = ("sft", "dpo of a file", "pipeline")
+"""The long run's: test_pipeline.py kills pipelines at the border of their stages."""
 
 
-@pytest.mark.parametrize("method", QUICK)
+@pytest.mark.parametrize(
+    "method", [pytest.param(each, marks=pytest.mark.fault if each in LONG else pytest.mark.slow) for each in METHODS]
+)
 def test_a_run_killed_at_crash_points_ends_as_if_undisturbed(make_toy, finished, method):
     toy = make_toy(METHODS[method]).end_after(*CHAINS[method])
     assert differences(toy.run, finished(METHODS[method]).run) == []

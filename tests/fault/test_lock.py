@@ -79,7 +79,7 @@ def race_often(tmp_path, times):
 
 
 def test_one_of_four_gets_the_folder_and_after_its_death_another(tmp_path):
-    race_often(tmp_path, 10)
+    race_often(tmp_path, 2)
 
 
 @pytest.mark.fault
@@ -89,7 +89,7 @@ def test_one_of_four_gets_the_folder_50_times(tmp_path):
 
 def test_one_of_four_creates_the_folder(tmp_path):
     """The others find a folder that already exists, or is just being created."""
-    for number in range(10):
+    for number in range(2):
         _, racers, refused = race(lambda number=number: RunJournal(tmp_path / str(number)))
         assert all("already exists" in said or "FileExistsError" in said for said in refused), refused
         for racer in racers:

@@ -7,6 +7,8 @@ from tests.protocols.nemo import use_nemo_adapter
 from tests.protocols.nemo_service import NeMoService
 from tests.protocols.stand_in import after, no_response
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def nemo(monkeypatch):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -21,11 +22,10 @@ from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory,
 from tests.fault import mutations
 from tests.samples import random_samples, request
 
-VALUES = [math.nan, math.inf, -math.inf]
 POISON = 7
 """The token of samples whose loss, gradient or features are broken."""
-PLACES = {"first": 0, "middle": 3, "last": 6}
-"""Micro-batches of a step, which here hold one sample each, the shortest first."""
+CASES = [(math.nan, 0), (math.inf, 3), (-math.inf, 6)]
+"""A value, and its micro-batch in a step: the first, one in the middle, the last; each holds one sample here."""
 KL = LossSpec("clipped_pg", {"kl_coef": 0.1})
 
 
@@ -117,8 +117,8 @@ def engine(tiny_model_dir):
         yield engine
 
 
-@pytest.fixture
-def intact(engine):
+@contextmanager
+def kept_embeddings(engine):
     weight = engine.model.module.get_input_embeddings().weight
     before = weight.detach().clone()
     yield engine
@@ -126,49 +126,52 @@ def intact(engine):
         weight.copy_(before)
 
 
+@pytest.fixture
+def intact(engine):
+    with kept_embeddings(engine):
+        yield engine
+
+
 def refused(engine, stage, value, place):
     """Makes a step with one broken number; returns the report, and whether any bit changed."""
     samples, (poison, loss) = samples_of(0, stage), STAGES[stage]
-    poison(engine, samples[PLACES[place]], value)
+    poison(engine, samples[place], value)
     before = digest(engine)
     report = job(engine, samples, loss(value))
     return report, digest(engine) == before
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("value", VALUES, ids=str)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_step_with_a_non_finite_number_changes_no_bit(intact, stage, value, place):
-    report, unmoved = refused(intact, stage, value, place)
-    assert unmoved
-    assert (report.num_updates, report.num_skipped_steps, report.skipped_steps) == (0, 1, [0])
-    assert report.skipped_samples == list(range(7))
+def test_a_step_with_a_non_finite_number_changes_no_bit(intact, stage):
+    for value, place in CASES:
+        with kept_embeddings(intact):
+            report, unmoved = refused(intact, stage, value, place)
+            assert unmoved, value
+            assert (report.num_updates, report.num_skipped_steps, report.skipped_steps) == (0, 1, [0])
+            assert report.skipped_samples == list(range(7))
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_skipped_step_leaves_nothing_behind(tiny_model_dir, stage):
-    """The next step equals that of an engine without the broken one."""
+def test_skipped_steps_leave_nothing_behind(tiny_model_dir):
+    """The next step equals that of an engine without the broken ones."""
     with load(tiny_model_dir) as engine, load(tiny_model_dir) as other:
-        weight = engine.model.module.get_input_embeddings().weight
-        before = weight.detach().clone()
-        refused(engine, stage, math.nan, "middle")
-        with torch.no_grad():
-            weight.copy_(before)
+        for stage in STAGES:
+            with kept_embeddings(engine):
+                refused(engine, stage, math.nan, 3)
         for each in (engine, other):
             assert job(each, samples_of(2), KL).num_updates == 1
         assert digest(engine) == digest(other)
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
-def test_non_finite_optimizer_state_ends_the_job_and_changes_no_weight(tiny_model_dir, value):
+def test_non_finite_optimizer_state_ends_the_job_and_changes_no_weight(tiny_model_dir):
     with load(tiny_model_dir) as engine:
         name = next(name for name in engine.learner.state() if name.startswith("exp_avg."))
-        engine.learner.state()[name].view(-1)[5] = value
-        before = digest(engine)
-        with pytest.raises(EngineError, match="after the job . of .* tensors are not finite"):
-            job(engine, samples_of(0), KL)
-        engine.rollback()
-        assert digest(engine) == before
+        for value, _ in CASES:
+            engine.learner.state()[name].view(-1)[5] = value
+            before = digest(engine)
+            with pytest.raises(EngineError, match="after the job . of .* tensors are not finite"):
+                job(engine, samples_of(0), KL)
+            engine.rollback()
+            assert digest(engine) == before
 
 
 @pytest.fixture
@@ -189,19 +192,19 @@ def test_optimizer_state_that_is_not_checked_makes_a_difference(tiny_model_dir, 
 
 def test_steps_that_are_not_skipped_make_a_difference(intact, unchecked):
     """Mutation check."""
-    moved = {stage: not refused(intact, stage, math.nan, "middle")[1] for stage in ("advantages", "loss", "gradient")}
+    moved = {stage: not refused(intact, stage, math.nan, 3)[1] for stage in ("advantages", "loss", "gradient")}
     intact.rollback()
     assert all(moved.values()), moved
 
 
 class BrokenCredit(GRPO):
-    broken, value = frozenset(), math.nan
+    broken = frozenset()
 
     def credit(self, samples):
         found = super().credit(samples)
         for sample, advantages in zip(samples, found, strict=True):
             if sample.group_id in self.broken:
-                advantages[sample.loss_mask] = self.value
+                advantages[sample.loss_mask] = math.nan
         return found
 
 
@@ -212,12 +215,12 @@ class Job:
         self.config = FinetuneConfig(policy=policy, num_epochs=4, device="cpu", limits=LimitsConfig(**limits))
         self.num_jobs = 0
 
-    async def train(self, num_groups, broken, batch_size=2, value=math.nan):
-        """Returns the status of a job on groups of two siblings; the `broken` ones have credit of this value."""
+    async def train(self, num_groups, broken, batch_size=2):
+        """Returns the status of a job on groups of two siblings; the credit of the `broken` ones is NaN."""
         if self.adapter.engine is None:
             await self.adapter.initialize(self.config)
         self.adapter.engine.config.batch.batch_size = batch_size
-        self.adapter.algorithm.broken, self.adapter.algorithm.value = set(map(str, broken)), value
+        self.adapter.algorithm.broken = set(map(str, broken))
         policy, groups = self.adapter.policy(), []
         for number in range(num_groups):
             siblings = []
@@ -246,10 +249,9 @@ async def make_job(tiny_model_dir):
         await each.adapter.cleanup()
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
-async def test_non_finite_credit_costs_its_step_and_names_the_episodes(make_job, value):
+async def test_non_finite_credit_costs_its_step_and_names_the_episodes(make_job):
     """Twelve samples in steps of two, shuffled: the steps with a sample of group 4 are skipped."""
-    status = await make_job().train(6, {4}, value=value)
+    status = await make_job().train(6, {4})
     told = status.metadata
     assert (status.status, told["num_updates"] + told["num_skipped_steps"]) == ("completed", 6)
     assert 1 <= told["num_skipped_steps"] <= 2
@@ -280,8 +282,7 @@ async def test_too_many_skipped_steps_in_a_row_end_the_run(make_job):
     assert status.metadata["num_skipped_steps"] == 6
 
 
-@pytest.mark.parametrize("value", VALUES, ids=str)
-@pytest.mark.parametrize("shaped", [False, True])
+@pytest.mark.parametrize(("value", "shaped"), [(math.nan, False), (math.inf, True), (-math.inf, False)])
 def test_a_non_finite_reward_is_refused_and_names_its_episode(value, shaped):
     rewards = {"reward": 1.0, "shaped_rewards": [value]} if shaped else {"reward": value}
     whole = Trajectory(episode=[], reward=0.0, episode_id="collect/0/a/0")
@@ -292,8 +293,8 @@ def test_a_non_finite_reward_is_refused_and_names_its_episode(value, shaped):
         assert collection.groups
 
 
-def poisoned(toy, count, **settings):
-    toy.set("finetuning.algorithm", {"_type": "poisoned", "count": count, **settings})
+def poisoned(toy, count):
+    toy.set("finetuning.algorithm", {"_type": "poisoned", "count": count})
     return toy.set("finetuning.policy.batch.steps_per_job", 4)
 
 
@@ -302,8 +303,10 @@ def jobs(toy):
     return [(epoch, status, json.loads(data)) for epoch, status, data in rows]
 
 
-def assert_stopped(toy, child):
-    """Checks that the second job did not take effect, and that the run says why and names the episodes."""
+@pytest.mark.slow
+def test_a_run_stops_if_no_step_can_be_made(toy):
+    """The second job does not take effect, and the run says why and names the episodes."""
+    child = poisoned(toy, 99).start()
     assert child.wait() == 3, child.said
     assert [(epoch, status) for epoch, status, _ in jobs(toy)] == [(0, "completed"), (1, "failed")]
     told = jobs(toy)[1][2]["metadata"]
@@ -317,11 +320,7 @@ def assert_stopped(toy, child):
     assert newest.name == "step-000001"
 
 
-@pytest.mark.parametrize("value", ["nan", pytest.param("inf", marks=pytest.mark.fault)])
-def test_a_run_stops_if_no_step_can_be_made(toy, value):
-    assert_stopped(toy, poisoned(toy, 99, value=value).start())
-
-
+@pytest.mark.slow
 def test_a_run_continues_after_one_skipped_step_and_records_it(toy):
     child = poisoned(toy, 1).start()
     assert child.wait() == 0, child.said
@@ -334,6 +333,7 @@ def test_a_run_continues_after_one_skipped_step_and_records_it(toy):
     assert jobs(toy)[1][2]["metadata"]["skipped_episodes"] == rows[1]["skipped_episodes"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_builder_returns_nan_stops_before_the_job(toy):
     toy.settings["trajectory_builders"]["builder"]["_type"] = "unknown_reward"
     child = toy.start()

@@ -46,7 +46,8 @@ def assert_sound(toy, whole):
     assert all(row["staleness_max"] <= 1 for row in rows)
 
 
-@pytest.mark.parametrize("sites", [CHAINS[0], *(pytest.param(each, marks=pytest.mark.fault) for each in CHAINS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("sites", CHAINS)
 def test_a_run_that_is_killed_while_it_samples_ahead_trains_nothing_twice(make_toy, finished, sites):
     toy = make_toy(AHEAD).end_after(*sites)
     assert_sound(toy, finished(AHEAD))

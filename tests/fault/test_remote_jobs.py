@@ -42,7 +42,7 @@ STAGES = (
     "publish.mid:2",
     "rollout.after_journal:150",  # the last validation, or the comparison on `confirm`
 )
-QUICK_STAGES = ("submit.after_intent", "submit.after_send", "submit.after_id")
+SLOW_STAGES = ("submit.after_intent", "submit.after_send", "submit.after_id")
 
 
 @pytest.fixture
@@ -70,7 +70,8 @@ def assert_one_job_an_epoch(toy, service):
 
 
 @pytest.mark.parametrize(
-    "site", [pytest.param(site, marks=[] if site in QUICK_STAGES else pytest.mark.fault) for site in STAGES]
+    "site",
+    [pytest.param(site, marks=pytest.mark.slow if site in SLOW_STAGES else pytest.mark.fault) for site in STAGES],
 )
 def test_a_run_killed_in_any_stage_has_one_job_per_epoch(make_toy, openai_service, site):
     toy = make_toy(openai_service)
@@ -86,6 +87,7 @@ def test_a_run_killed_before_the_response_has_one_job(make_toy, openai_service):
     assert_one_job_an_epoch(toy, openai_service)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_waits_has_one_job(make_toy, openai_service):
     openai_service.seconds = 1.0
     toy = make_toy(openai_service)
@@ -94,6 +96,7 @@ def test_a_run_killed_while_it_waits_has_one_job(make_toy, openai_service):
     assert_one_job_an_epoch(toy, openai_service)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cancels", [False, True])
 def test_a_run_that_is_stopped_leaves_its_job_or_cancels_it(make_toy, openai_service, cancels):
     """A job that was left running is awaited; for a cancelled one another is created."""
@@ -112,23 +115,6 @@ def test_a_run_that_is_stopped_leaves_its_job_or_cancels_it(make_toy, openai_ser
     assert toy.summary["status"] == "completed"
     succeeded = [id_ for id_ in openai_service.jobs if openai_service.get_status(id_) == "succeeded"]
     assert (len(succeeded), len(openai_service.jobs)) == (NUM_EPOCHS, NUM_EPOCHS + cancels)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(lost_response, id="lost"),
-        pytest.param(after(fails(503)), id="503", marks=pytest.mark.fault),
-        pytest.param(after(page(502)), id="html", marks=pytest.mark.fault),
-    ],
-)
-def test_a_lost_response_creates_no_second_job(make_toy, openai_service, fault):
-    openai_service.faults = {"create": [fault], "upload": [fault]}
-    toy = make_toy(openai_service)
-    child = toy.start()
-    assert child.wait() == 0, child.said
-    assert_one_job_an_epoch(toy, openai_service)
-    assert len(openai_service.files) == NUM_EPOCHS
 
 
 @pytest.mark.fault
@@ -244,6 +230,17 @@ async def test_a_failed_poll_taken_for_a_failed_job_fails_the_job(openai_service
     assert status.status is TrainingStatusEnum.FAILED
 
 
+@pytest.mark.slow
+def test_a_lost_response_creates_no_second_job(make_toy, openai_service):
+    openai_service.faults = {"create": [lost_response], "upload": [lost_response]}
+    toy = make_toy(openai_service)
+    child = toy.start()
+    assert child.wait() == 0, child.said
+    assert_one_job_an_epoch(toy, openai_service)
+    assert len(openai_service.files) == NUM_EPOCHS
+
+
+@pytest.mark.slow
 def test_a_run_survives_an_outage_of_the_service(make_toy, openai_service):
     """Its record mentions the outage."""
     openai_service.faults["retrieve"] = [fails(503), *[cut] * 3, page(200), page(503)]
@@ -254,28 +251,6 @@ def test_a_run_survives_an_outage_of_the_service(make_toy, openai_service):
     first = json.loads((toy.run / "training_metrics.jsonl").read_text().splitlines()[0])
     assert first["num_poll_errors"] == 6
     assert "the last 3 polls failed" in (toy.run / "run.log").read_text()
-
-
-ODD = ('{"error": "boom"}', "[]", "null", '{"id": 7}', '{"data": "none", "has_more": true}')
-
-
-@pytest.mark.fault
-def test_a_run_survives_odd_answers_and_creates_no_second_job(make_toy, openai_service):
-    """The job exists although the answer to its creation cannot be read: the run finds it by its hash."""
-    odd = [fails(200, text) for text in ODD]
-    openai_service.faults |= {"create": [after(odd[0])], "upload": [after(odd[1])], "retrieve": odd[:4]}
-    openai_service.faults["files"] = odd[4:]
-    openai_service.seconds = 30  # a job ends once its polls have been made
-    toy = make_toy(openai_service)
-    child = toy.start()
-    for epoch in range(1, NUM_EPOCHS + 1):
-        wait_until(lambda n=epoch: len(openai_service.jobs) == n and openai_service.calls["retrieve"] >= 4 + n, child)
-        openai_service.advance(60)
-    assert child.wait() == 0, child.said
-    assert_one_job_an_epoch(toy, openai_service)
-    assert len(openai_service.files) == NUM_EPOCHS
-    first = json.loads((toy.run / "training_metrics.jsonl").read_text().splitlines()[0])
-    assert first["num_poll_errors"] == 4
 
 
 @pytest.mark.usefixtures("_no_backoff")

@@ -95,7 +95,7 @@ def train(engine, version):
 
 
 @pytest.mark.parametrize(
-    "num_swaps", [8, pytest.param(scaled(200), marks=[pytest.mark.fault, pytest.mark.timeout(1200)])]
+    "num_swaps", [4, pytest.param(scaled(200), marks=[pytest.mark.fault, pytest.mark.timeout(1200)])]
 )
 async def test_each_reply_is_from_the_version_that_it_names(tiny_model_dir, num_swaps, tmp_path):
     replies, copies = await hammer(tiny_model_dir, num_swaps, tmp_path)

@@ -29,8 +29,13 @@ def stop(toy, number, after_s, **options):
     return child, child.wait(seconds=10)
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(15, marks=pytest.mark.fault)])
-@pytest.mark.parametrize("number", CODES)
+@pytest.mark.parametrize(
+    ("number", "count"),
+    [
+        *(pytest.param(number, 1, marks=pytest.mark.slow) for number in CODES),
+        *(pytest.param(number, 15, marks=pytest.mark.fault) for number in CODES),
+    ],
+)
 def test_a_signal_stops_the_run_and_resumed_it_reaches_the_same_end(make_toy, whole, number, count):
     rng = random.Random(int(number))
     for _ in range(count):
@@ -54,7 +59,7 @@ def test_a_signal_between_two_checkpoints_writes_one(make_toy, finished):
     assert differences(toy.run, finished(SPARSE).run) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGUSR1, marks=pytest.mark.fault)])
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_further_signals_write_a_checkpoint_too(make_toy, finished, number):
     toy = make_toy(SPARSE)
     child = toy.start(mutation=mutations.STOPS_IN_THE_SECOND_EPOCH[number])
@@ -75,6 +80,7 @@ def test_a_signal_that_is_not_handled_leaves_no_checkpoint(make_toy, number):
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
 
 
+@pytest.mark.slow
 def test_a_run_under_nohup_ignores_the_end_of_its_terminal(make_toy):
     toy = make_toy(SPARSE)
     assert toy.start(mutation=mutations.hang_up_under_nohup).wait() == 0
@@ -89,7 +95,16 @@ def test_a_stop_without_a_checkpoint_makes_a_difference(make_toy):
     assert toy.rows_of("SELECT max(epoch) FROM snapshots") == [(-1,)]
 
 
-@pytest.mark.parametrize("hang", [mutations.hang_at_a_stop, mutations.hang_in_the_cleanup, mutations.hang_at_the_end])
+@pytest.mark.parametrize(
+    "hang",
+    [
+        mutations.hang_at_the_end,
+        *(
+            pytest.param(hang, marks=pytest.mark.slow)
+            for hang in (mutations.hang_at_a_stop, mutations.hang_in_the_cleanup)
+        ),
+    ],
+)
 def test_a_second_signal_ends_a_stop_that_hangs(toy, whole, hang):
     child = toy.start(mutation=hang)
     child.wait_for(toy.run / "config.yml")

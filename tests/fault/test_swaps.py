@@ -24,6 +24,7 @@ from tests.samples import random_samples, request
 TOLERANCE = 1e-4
 """Nats between a reply's log-probs and those by the copy of the weights that it names."""
 THREADS, ASKERS = 3, 4
+COUNTS = [5, pytest.param(20, marks=pytest.mark.slow), pytest.param(scaled(400), marks=pytest.mark.fault)]
 
 
 class Hammer:
@@ -180,7 +181,7 @@ def check_swaps(folder, num_swaps, patience_s=60):
         assert min(waited) >= version, "and they waited for the weights that it made, or the next ones"
 
 
-@pytest.mark.parametrize("num_swaps", [20, pytest.param(scaled(400), marks=pytest.mark.fault)])
+@pytest.mark.parametrize("num_swaps", COUNTS)
 def test_each_reply_is_from_the_one_version_that_it_names(tiny_model_dir, num_swaps):
     check_swaps(tiny_model_dir, num_swaps)
 
@@ -218,7 +219,7 @@ def check_copies(folder, num_swaps):
     check_versions(folder, replies, copies)
 
 
-@pytest.mark.parametrize("num_swaps", [20, pytest.param(scaled(400), marks=pytest.mark.fault)])
+@pytest.mark.parametrize("num_swaps", COUNTS)
 def test_a_copy_serves_during_jobs_and_each_reply_is_from_the_version_that_it_names(tiny_model_dir, num_swaps):
     check_copies(tiny_model_dir, num_swaps)
 

@@ -227,7 +227,7 @@ class Dialogs:
         return Counter(went_on=2 - breaks, began_anew=breaks)
 
 
-COUNTS = [40, pytest.param(scaled(1000), marks=pytest.mark.fault)]
+COUNTS = [20, pytest.param(scaled(1000), marks=pytest.mark.fault)]
 
 
 @pytest.fixture(scope="module")

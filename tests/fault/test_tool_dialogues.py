@@ -5,6 +5,7 @@ With `history: splice` every prompt continues the sampled tokens, so that an epi
 """
 
 import asyncio
+import itertools
 import json
 import random
 from itertools import pairwise
@@ -42,7 +43,16 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"properties": {"text": {"type": "string"}}}}}
     for name in ("left", "right")
 ]
-COUNTS = [4, pytest.param(-(-NUM_DIALOGUES // (len(FAMILIES) * len(TOKENIZERS))), marks=pytest.mark.fault)]
+QUICK = list(zip(FAMILIES, itertools.cycle(TOKENIZERS)))
+"""Each family, and each tokenizer."""
+LONG = -(-NUM_DIALOGUES // (len(FAMILIES) * len(TOKENIZERS)))
+CASES = pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [
+        *((name, kind, 4) for name, kind in QUICK),
+        *(pytest.param(*case, LONG, marks=pytest.mark.fault) for case in itertools.product(FAMILIES, TOKENIZERS)),
+    ],
+)
 
 
 def make_family_tokenizer(kind, name):
@@ -111,17 +121,13 @@ class ToolDialogs(Dialogs):
         return "done"
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize("name", FAMILIES)
+@CASES
 def test_a_spliced_history_continues_the_sampled_tokens(name, kind, count):
     dialogs = ToolDialogs(FamilyCaller(make_family_tokenizer(kind, name), SPECS[name], "splice"), count)
     assert dialogs.check() == {"went_on": 2 * count}
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("kind", TOKENIZERS)
-@pytest.mark.parametrize("name", FAMILIES)
+@CASES
 def test_a_rendered_history_is_trained_as_it_was_sampled(name, kind, count):
     dialogs = ToolDialogs(FamilyCaller(make_family_tokenizer(kind, name), SPECS[name], "template"), count)
     assert dialogs.check().total() == 2 * count

@@ -9,7 +9,6 @@ from tests.trackers.trackers import read_mlflow, read_tensorboard, read_trackio,
 
 SITES = ("batch.sealed:3", "export.mid")
 REAL = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "trackio": "trackio", "wandb": "wandb"}
-LONG = [pytest.param(name, marks=pytest.mark.fault) for name in ("mlflow", "trackio", "wandb")]
 
 
 def settings(name, folder):
@@ -56,7 +55,10 @@ def tracked(make_toy, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("name", ["tensorboard", *LONG])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "tensorboard" else pytest.mark.fault) for name in REAL],
+)
 def test_a_killed_run_has_each_point_once(tracked, name):
     toy = tracked(name).end_after(*SITES)
     points = read(name, toy)

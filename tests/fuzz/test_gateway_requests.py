@@ -111,7 +111,7 @@ def write_json(value):
         sys.set_int_max_str_digits(limit)
 
 
-@fuzzed(requests(), quick=120)
+@fuzzed(requests(), quick=30)
 def test_any_body_is_answered_or_refused(request):
     path, body = request
 
@@ -125,7 +125,7 @@ def test_any_body_is_answered_or_refused(request):
     asyncio.run(send(check))
 
 
-@fuzzed(st.sampled_from(METHODS), PATHS, HEADERS, st.binary(max_size=200), quick=60)
+@fuzzed(st.sampled_from(METHODS), PATHS, HEADERS, st.binary(max_size=200), quick=30)
 def test_any_request_is_answered(method, path, headers, body):
     async def check(access):
         named = {

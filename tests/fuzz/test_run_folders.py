@@ -86,6 +86,7 @@ def copy_of(finished, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_every_command_says_what_is_damaged(finished, tmp_path_factory):
     @fuzzed(st.lists(Damage, min_size=1, max_size=3), quick=12)
     def check(damages):
@@ -113,7 +114,7 @@ def change_row(database, table, column, row, value):
 
 
 def test_every_command_says_which_row_is_damaged(finished, tmp_path_factory):
-    @fuzzed(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), VALUES.map(to_bytes), quick=8)
+    @fuzzed(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), VALUES.map(to_bytes), quick=3)
     def check(table, column, row, value):
         folder = copy_of(finished, tmp_path_factory)
         with closing(sqlite3.connect(folder / "runs" / "r" / "run.sqlite")) as database:

@@ -88,7 +88,7 @@ async def run_and_check(folder, parts):
     st.lists(REPLIES, min_size=1, max_size=6),
     st.lists(OBJECTS, min_size=1, max_size=6),
     st.lists(st.floats(0, 1) | OBJECTS, min_size=1, max_size=6),
-    quick=8,
+    quick=3,
 )
 def test_a_run_survives_whatever_its_parts_return(replies, outputs, scores):
     with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from urllib.parse import quote
 
 import httpx
+import pytest
 from hypothesis import strategies as st
 
 from tests.fuzz.fuzzing import TEXTS, damage, fuzzed
@@ -188,6 +189,7 @@ HEADS = st.tuples(PLACES, HEADERS.map(lambda named: map(": ".join, {"host": "{ho
 )
 
 
+@pytest.mark.slow
 def test_no_requests_harm_other_clients(tmp_path):
     chats = st.lists(requests("tiny").map(lambda chat: (f"POST /v1{chat[0]}", chat[1])), min_size=1, max_size=5)
     with serve_tiny_model(tmp_path, "--sessions", "--art", "--tinker", "--allow_python_graders") as url:

@@ -1,12 +1,7 @@
-"""One of several processes that train one model together: what `tests/scale/test_sharding.py` starts.
-
-Arguments: rank, size, address, and a JSON object with what to do. The first process prints the port at which the others
-reach it, trains, and writes what a test compares.
-"""
+"""One of several processes that train one model together: what `tests/scale/test_sharding.py` starts."""
 
 import json
-import sys
-from pathlib import Path
+import os
 
 import torch
 
@@ -25,14 +20,13 @@ from tests.samples import random_samples
 LOOPBACK = "127.0.0.1"
 
 
-def connect(rank, size, port, timeout_s=60.0):
+def connect(rank, size, port, say_port, timeout_s=60.0):
     if size == 1:
         return None
     listener = listen(LOOPBACK) if rank == 0 else None
     if listener is not None:
         port = listener.getsockname()[1]
-        sys.stdout.write(f"{port}\n")
-        sys.stdout.flush()
+        say_port.send(port)
     return DataParallel(rank, size, (LOOPBACK, port), listener, timeout_s=timeout_s)
 
 
@@ -94,14 +88,21 @@ def measure_bytes(engine):
     return sum(each.numel() * each.element_size() for each in held)
 
 
-def main():
-    rank, size, port, job = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
-    out = Path(job["out"])
+def work(rank, size, port, say_port, folder, job):
+    """Does a job in a process of its own, and writes what a test compares.
+
+    Args:
+        port: Where the first process listens for the others; 0 in the first itself, which sends it to `say_port`.
+        job: What to do.
+    """
+    output = os.open(folder / f"output-{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1), os.dup2(output, 2)
+    out = folder / "checkpoint"
     switch_off(job.get("without"))
     if "memory" in job:
         memory_need.measure_memory = lambda device: MemoryUse("cpu", 0, job["memory"])
     with load(job) as engine:
-        peers = connect(rank, size, port, job.get("timeout_s", 60.0))
+        peers = connect(rank, size, port, say_port, job.get("timeout_s", 60.0))
         held = engine.join_peers(peers, job.get("sharding", "full")) if peers is not None else "alone"
         if job.get("resume"):
             engine.load_weights(job["resume"])
@@ -131,7 +132,3 @@ def main():
         (out.parent / f"found-{rank}.json").write_text(json.dumps(found))
         if peers is not None:
             peers.close()
-
-
-if __name__ == "__main__":
-    main()

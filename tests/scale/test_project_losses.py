@@ -58,6 +58,7 @@ def test_a_process_on_this_machine_imports_the_module(own_loss):
     assert find_module(own_loss) == "packed"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`")
 def test_a_process_elsewhere_gets_the_function_and_what_it_calls(own_loss, tmp_path):
     packed = pack_loss(own_loss)

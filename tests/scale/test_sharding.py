@@ -1,37 +1,39 @@
 """Processes that divide one model among them make the steps of one process (FSDP2 over gloo, real processes)."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.fault.kit import SERVER, start_server
 from tests.scale.jobs import measure_distance
+from tests.scale.sharded_process import work
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ROOT = Path(__file__).parents[2]
 OPTIMIZER = {"learning_rate": 3e-3, "eps": 1e-4}  # a smaller eps makes whole steps of rounding errors
 
 
 def run(folder, size, job, *, may_fail=False):
     """Runs a job in `size` processes; returns what each found, and the trained weights; None if one failed and may."""
     folder.mkdir(parents=True)
-    text = json.dumps({**job, "out": str(folder / "checkpoint")})
+    start_server()
+    port, say_port = SERVER.Pipe(duplex=False)
 
-    def start(rank, port):
-        command = [sys.executable, "-m", "tests.scale.sharded_process", str(rank), str(size), str(port), text]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    def start(rank, port=0):
+        process = SERVER.Process(target=work, args=(rank, size, port, say_port, folder, job), daemon=True)
+        process.start()
+        return process
 
-    first = start(0, 0)
-    port = first.stdout.readline().strip() if size > 1 else 0
-    processes = [first, *(start(rank, port) for rank in range(1, size))]
-    outputs = [process.communicate(timeout=240) for process in processes]
-    if may_fail and any(process.returncode for process in processes):
+    first = start(0)
+    number = port.recv() if size > 1 else 0
+    processes = [first, *(start(rank, number) for rank in range(1, size))]
+    for process in processes:
+        process.join(240)
+    if may_fail and any(process.exitcode for process in processes):
         return None, None
-    assert [process.returncode for process in processes] == [0] * size, "\n".join(err[-3000:] for _, err in outputs)
+    outputs = [(folder / f"output-{rank}.txt").read_text()[-3000:] for rank in range(size)]
+    assert [process.exitcode for process in processes] == [0] * size, "\n".join(outputs)
     found = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
     return found, torch.load(folder / "checkpoint" / "weights.pt", weights_only=True)
 

@@ -50,7 +50,7 @@ async def start(server, model, **policy):
 async def test_every_job_is_served_under_its_version(server, model, lora):
     async with start(server, model, **lora) as adapter:
         policy, seen = adapter.policy(), []
-        for job in range(3):
+        for job in range(2):
             groups = [await sample_group(policy, number, job) for number in range(3)]
             tokens = [each.episode[1].logprobs for group in groups for each in group]
             assert {each.policy_version for each in tokens} == {job}
@@ -61,12 +61,12 @@ async def test_every_job_is_served_under_its_version(server, model, lora):
             seen.append(tokens[0].logprobs)
             status = await train(adapter, groups, job)
             assert status.metadata["num_updates"] > 0
-        assert len(set(seen)) == 3, "each job moved what the server samples"
-        assert policy.version == 3
+        assert len(set(seen)) == 2, "a job moved what the server samples"
+        assert policy.version == 2
     kind = "/v1/load_lora_adapter" if lora else "/collective_rpc"
     paths = [path for path, _ in server.calls if path != "/inference/v1/generate"]
     sent = ["/pause", kind, "/reset_prefix_cache", "/update_weight_version", "/resume"]
-    assert paths[-len(sent) * 4 :] == sent * 4
+    assert paths[-len(sent) * 3 :] == sent * 3
 
 
 async def train_and_publish(adapter, job=0):
@@ -74,6 +74,7 @@ async def train_and_publish(adapter, job=0):
     return await train(adapter, [await sample_group(policy, number, job) for number in range(3)], job)
 
 
+@pytest.mark.slow
 async def test_an_output_layer_that_keeps_older_weights_is_found(server, model):
     async with start(server, model) as adapter:
         server.keeps_output_layer = True
@@ -86,6 +87,7 @@ async def test_an_output_layer_that_keeps_older_weights_is_found(server, model):
             await adapter.policy().sample(ModelRequest([{"role": "user", "content": "hi"}]))
 
 
+@pytest.mark.slow
 async def test_without_our_extension_a_tied_output_layer_would_be_old(server, model, monkeypatch):
     """The mutation: vLLM's own reload in the place of the extension's."""
     monkeypatch.setattr("reinforge.scale.vllm.client.RELOAD_METHOD", "reload_weights")
@@ -97,7 +99,7 @@ async def test_without_our_extension_a_tied_output_layer_would_be_old(server, mo
             await train_and_publish(adapter)
 
 
-@pytest.mark.parametrize("lora", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [{}, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"])
 async def test_a_prefix_cache_that_keeps_older_keys_is_found(server, model, lora):
     async with start(server, model, **lora) as adapter:
         server.keeps_prefix_cache = True
@@ -105,6 +107,7 @@ async def test_a_prefix_cache_that_keeps_older_keys_is_found(server, model, lora
             await train_and_publish(adapter)
 
 
+@pytest.mark.slow
 async def test_the_cache_is_found_by_the_long_probe_alone(server, model, monkeypatch):
     """The mutation: short probes, as the run's own canary has them, never reach a block of the cache."""
     monkeypatch.setattr("reinforge.scale.vllm.sampler.build_probe", lambda policy: (5, 6, 7))
@@ -118,7 +121,7 @@ async def test_the_cache_is_found_by_the_long_probe_alone(server, model, monkeyp
         assert abs(row[-len(tokens.token_ids) :] - tokens.logprobs).max() > 0.01, "what would have been trained on"
 
 
-@pytest.mark.parametrize("lora", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [{}, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"])
 async def test_weights_that_the_server_does_not_take_are_found(server, model, lora):
     async with start(server, model, **lora) as adapter:
         server.ignores_weights = True
@@ -135,6 +138,7 @@ async def test_a_reply_of_weights_with_another_label_is_refused(server, model):
         await sample_group(adapter.policy(), 1)
 
 
+@pytest.mark.slow
 async def test_no_reply_spans_two_versions(server, model):
     """Requests that wait while the weights change get the new ones; those in flight end first."""
     async with start(server, model) as adapter:
@@ -142,7 +146,7 @@ async def test_no_reply_spans_two_versions(server, model):
         groups = [await sample_group(policy, number) for number in range(3)]
         ref = await adapter.submit(collect(groups, 0))
         assert (await adapter.wait_until_complete(ref)).status == "completed"
-        long = ModelRequest([{"role": "user", "content": "a"}], SamplingParams(max_tokens=200, seed=1))
+        long = ModelRequest([{"role": "user", "content": "a"}], SamplingParams(max_tokens=100, seed=1))
         flying = [asyncio.create_task(policy.sample(long)) for _ in range(3)]
         while policy._server.admission._is_idle.is_set():
             await asyncio.sleep(0)
@@ -155,6 +159,7 @@ async def test_no_reply_spans_two_versions(server, model):
         assert replies[0].tokens.logprobs != replies[3].tokens.logprobs
 
 
+@pytest.mark.slow
 async def test_what_differs_is_corrected_by_importance_weights(server, model, monkeypatch):
     """A server rounds log-probs differently: the old ones are the learner's own, and the weight of a token says so."""
     weights = []
@@ -172,6 +177,7 @@ async def test_what_differs_is_corrected_by_importance_weights(server, model, mo
     assert weights[1] in (None, 1.0)
 
 
+@pytest.mark.slow
 async def test_the_server_goes_on_with_the_older_version_while_a_job_trains(server, model):
     async with start(server, model) as adapter:
         policy, trains, may_end = adapter.policy(), threading.Event(), threading.Event()
