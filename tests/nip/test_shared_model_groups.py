@@ -356,7 +356,6 @@ async def test_changed_settings_of_the_backend_make_another_job(backend):
     assert await changed.wait_for_fine_tune_job(60) == "succeeded"
 
 
-@pytest.mark.parametrize("backend", [Embedded], ids=["embedded"], indirect=True)
 async def test_changed_parameters_of_the_experiment_make_another_job(backend):
     """Under the same run_id: how often a job passes over its data, and the weight of its preferences."""
     params = backend.experiment()
