@@ -14,7 +14,7 @@ import reinforge
 from reinforge.errors import BackendUnavailable, ConfigError, ContextOverflow, MessagesRejected
 from reinforge.rollout.capture import Capture
 from reinforge.rollout.episode import build_episode_items
-from reinforge.rollout.http import clients, endpoint, exchange
+from reinforge.rollout.http import clients, endpoint
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.types.trajectory import Outcome
 from tests.calculator import ANSWER_IDS, CALL_IDS, TOOLS, CalculatorPolicy, async_solve, solve
@@ -277,16 +277,6 @@ async def test_a_failed_call_has_openais_error_and_the_outcome_that_the_handles_
     assert record.outcome is outcome
     assert str(error) in record.reason
     assert len(policy.requests) == 1  # the run, not the client, tries again
-
-
-async def test_without_the_header_a_client_would_send_a_failed_call_again(monkeypatch):
-    def agent(item, llm, context):
-        context.openai(max_retries=1).chat.completions.create(model="agent", messages=QUESTION)
-
-    policy = ScriptedPolicy(lambda request: BackendUnavailable("no answer"))
-    monkeypatch.setattr(exchange, "NO_RETRY", {})
-    await run(agent, policy)
-    assert len(policy.requests) == 2
 
 
 async def test_an_agent_that_recovers_from_a_failed_call_fails_by_itself_later():
