@@ -215,6 +215,7 @@ MUTANTS = [
         "        if was_interrupted and (",
         "        if False and (",
         "tests/fault/test_art_jobs.py::test_a_run_killed_while_it_trains_finds_its_job[1]",
+        is_slow=True,
     ),
     Mutant(
         "One job per request of the fine-tuning API",
@@ -250,6 +251,7 @@ MUTANTS = [
         "                await self._slots.clear_gradients(model.slot)\n",
         "",
         "tests/protocols/test_tinker.py::test_bad_data_is_refused_by_name_and_no_step_is_made",
+        is_slow=True,
     ),
     Mutant(
         "Unexpected answers of a service",
@@ -264,6 +266,7 @@ MUTANTS = [
         "settings = (method, self.model_name, self.num_epochs, ",
         "settings = (method, self.model_name, ",
         "tests/nip/test_shared_model_groups.py::test_changed_parameters_of_the_experiment_make_another_job[embedded]",
+        is_slow=True,
     ),
     Mutant(
         "Guards warn in time",
@@ -328,6 +331,7 @@ MUTANTS = [
         "        if is_own and name not in known and not has_log:\n",
         '        if is_own and name not in known and not has_log and path.suffix != ".html":\n',
         "tests/core/e2e/test_runs.py::test_a_report_that_is_written_again_is_listed_again",
+        is_slow=True,
     ),
     Mutant(
         "One step per job of ART's clients",
@@ -366,6 +370,7 @@ MUTANTS = [
         "    _kill(descendants)\n\n\ndef kill_members",
         "\n\ndef kill_members",
         "tests/core/rollout/test_isolation.py::test_a_process_that_hangs_is_killed_with_everything_that_it_has_started",
+        is_slow=True,
     ),
     Mutant(
         "Agents in shared processes",
@@ -373,6 +378,7 @@ MUTANTS = [
         "        if num_ends >= MAX_SHARED_ENDS:\n",
         "        if num_ends > MAX_SHARED_ENDS:\n",
         "tests/core/rollout/test_placement.py::test_an_agent_that_ends_its_process_costs_its_own_episode_alone",
+        is_slow=True,
     ),
     Mutant(
         "Limits of time and tokens",
@@ -450,6 +456,7 @@ MUTANTS = [
         "    largest = await _measure(policy, prompts, server)\n",
         "    largest = await _measure(policy, prompts, server, reads_prefix_cache=False)\n",
         "tests/scale/test_vllm_runs.py::test_a_prefix_cache_that_keeps_older_keys_is_found",
+        is_slow=True,
     ),
     Mutant(
         "A launched vLLM exits with the run",

@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import sys
 
+import pytest
+
 from reinforge.finetuning import TrajectoryBuilder
 from tests.compat.nat_sources import install_plugin
 from tests.generated import DOCS
@@ -35,6 +37,7 @@ def test_every_block_is_run():
     assert PAGE.count("```") == 2 * (len(BLOCKS) + len(COMMANDS)), "a block has no name"
 
 
+@pytest.mark.slow
 def test_a_block_runs_by_itself():
     """The one with the toolkit's paths in a process of its own, which it changes."""
     for name in ("import_lines.py", "own_test.py"):
@@ -59,6 +62,7 @@ async def test_agent_and_evaluator_of_the_page_train(tmp_path):
     assert len(set(rewards)) > 1
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_take_the_option(tmp_path):
     """The agent and the evaluator come from a package that registers them for the toolkit."""
     (tmp_path / "nat_page.py").write_text(f"{BLOCKS['agent.py']}\n{BLOCKS['evaluator.py']}")

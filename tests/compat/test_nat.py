@@ -120,6 +120,7 @@ eval:
 """
 
 
+@pytest.mark.slow
 def test_the_option_loads_an_installed_plugin_of_the_toolkit(tmp_path):
     """`eval --compat nat` on a file whose evaluator a package registers through the toolkit's entry points."""
     (tmp_path / "nat_plugin.py").write_text(PLUGIN)
@@ -165,6 +166,7 @@ async def load_in_worker(folder):
         await pool.close()
 
 
+@pytest.mark.slow
 async def test_a_worker_process_has_the_same_import_paths(installed, tmp_path):
     await load_in_worker(tmp_path)
 

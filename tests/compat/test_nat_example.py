@@ -124,6 +124,7 @@ def call_command(folder, options, *arguments, **overrides):
     return folder
 
 
+@pytest.mark.slow
 def test_the_example_trains_on_its_step_rewards(example, art):
     """With its own file, but for the addresses, the epochs and the setting that makes a game of each row."""
     backend = "trainer_adapters.openpipe_trainer_adapter.backend"

@@ -99,6 +99,7 @@ async def test_a_failure_of_an_environment_costs_its_own_episode_and_is_reported
     assert "Traceback" in told
 
 
+@pytest.mark.slow
 async def test_an_episode_that_never_ends_is_cut_at_max_turns(tmp_path):
     workflow = {"_type": "environment", "max_turns": 5}
     endless, illegal = await play(tmp_path, workflow=workflow, kinds=["endless", "illegal"])
@@ -143,6 +144,7 @@ async def test_an_agent_that_swallows_the_failure_is_missing_all_the_same():
     assert (record.outcome, "the board broke" in record.reason) == (Outcome.TOOL_ERROR, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "message"),
     [
@@ -175,6 +177,7 @@ def test_overrides_reach_what_a_name_stands_for(tmp_path):
     assert config.finetuning.trajectory_builder == "builder"
 
 
+@pytest.mark.slow
 async def test_what_an_environment_starts_and_prints_stays_its_own(tmp_path, capfd):
     """One whose reset fails is closed then; what is open at the end of a run is killed with its worker."""
     async with opened(tmp_path, kinds=["child_fails", "prints", "child"]) as (agent, items):

@@ -144,6 +144,7 @@ def test_the_solution_of_each_task_is_right_and_the_agent_sees_neither_it_nor_th
     assert listed.split() == ["/logs/verifier:", "/tests:", f"{records['tasks']}:"], "the folders are empty for it"
 
 
+@pytest.mark.slow
 async def test_a_program_is_the_agent_and_its_time_is_that_of_the_task(tasks):
     copy_task(tasks, "waits", agent_s=1.5)
     (tasks / "waits" / "environment" / "seconds").write_text("60")
@@ -192,6 +193,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "message"), REFUSED)
 async def test_what_cannot_be_played_is_refused_before_work_starts(tasks, change, message):
     if isinstance(change, str):
@@ -204,6 +206,7 @@ async def test_what_cannot_be_played_is_refused_before_work_starts(tasks, change
             source.load()
 
 
+@pytest.mark.slow
 async def test_a_container_begins_with_the_images_files_and_sees_the_tests_at_the_end(tasks, monkeypatch):
     docker = tasks.parent / "docker"
     docker.write_text(f'#!/bin/sh\necho "$@" >> {tasks.parent}/calls\n[ "$3" != harbor-partial ]\n')

@@ -282,6 +282,7 @@ async def test_a_plain_agent_starts_a_program_that_plays(tmp_path):
     assert (record.outcome, report(record)["reward"]) == (Outcome.OK, 3.0)
 
 
+@pytest.mark.slow
 async def test_a_command_plays(tmp_path):
     (tmp_path / "player.py").write_text(PLAYER)
     shutil.copy(GAMES, tmp_path / "games.py")
@@ -322,6 +323,7 @@ SERVERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_a_coding_agent_finds_the_environment_in_its_own_configuration(tmp_path, monkeypatch, preset):
     program = tmp_path / PRESETS[preset]["command"][0]

@@ -101,6 +101,7 @@ REPLIES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schema", "reply", "expected"), REPLIES)
 async def test_what_a_reply_is(tmp_path, url, schema, reply, expected):
     playing = step(tmp_path, f"{url}/{schema}", reply, reset={"below": 9})
@@ -119,6 +120,7 @@ async def test_what_is_shown_and_when_an_episode_is_over_can_be_set(tmp_path, ur
     assert (first, result.done) == ("<guess a number below 4> []", True)
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_or_fails_costs_its_episode_and_is_started_again(tmp_path):
     answers = iter(["13", "12", "1", "1", "1", "1"])
     async with opened(tmp_path, environment=build_block()) as (agent, items):
@@ -133,6 +135,7 @@ def test_as_many_episodes_are_played_at_once_as_the_servers_allow():
         assert build_config({"environment": build_block(**own)}).config.eval.general.max_concurrency == count
 
 
+@pytest.mark.slow
 async def test_an_image_is_run_with_a_port_and_removed_at_the_end(tmp_path, monkeypatch):
     docker = tmp_path / "docker"
     server = f'exec {sys.executable} {SERVER} "$(echo "$7" | cut -d: -f2)"'

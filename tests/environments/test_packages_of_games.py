@@ -47,6 +47,7 @@ def play(folder, environment, script, **settings):
     return playing.play(folder, environment, script, open_=opened_here, **settings)
 
 
+@pytest.mark.slow
 async def test_64_games_at_a_time_with_equal_seeds_replay_bit_for_bit(tmp_path):
     """First in two workers, then in this process."""
     nim = {"_type": "textarena", "name": "Nim-v0", "size": 32}

@@ -155,6 +155,7 @@ def played_levels(folder):
     return {(int(epoch), example.split("-")[1]) for phase, epoch, _, example, _ in played if phase == "collect"}
 
 
+@pytest.mark.slow
 async def test_the_level_rises_with_the_training_reward(tmp_path):
     await climb(tmp_path, 3).run()
     history, level, _ = read_levels(tmp_path)

@@ -84,6 +84,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 async def test_rollouts_run_at_the_same_time_and_one_that_fails_costs_its_own_episode(tmp_path, interpreters):
     def script(request):
         return FAILURES[request.messages[0]["content"]][0]
@@ -94,6 +95,7 @@ async def test_rollouts_run_at_the_same_time_and_one_that_fails_costs_its_own_ep
         assert (record.outcome, reason in (record.reason or "")) == (outcome, True), record.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["die", pytest.param("block", marks=pytest.mark.slow)])
 async def test_a_process_that_dies_or_is_blocked_is_replaced(tmp_path, interpreters, end):
     settings = {"arguments": {"questions": [end, "plain"]}, "step_timeout_s": 1}
@@ -121,6 +123,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("python", "settings", "message"), REFUSED)
 async def test_what_cannot_be_played_is_refused_before_work_starts(tmp_path, interpreters, python, settings, message):
     with pytest.raises(ConfigError, match=re.escape(message)):

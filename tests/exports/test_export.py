@@ -98,6 +98,7 @@ def test_a_merged_folder_is_the_model_of_the_run(project, run):
     assert str(project.folder) not in card, "paths of this machine are nobody's business"
 
 
+@pytest.mark.slow
 def test_an_adapter_names_its_base(project, run):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -135,6 +136,7 @@ def test_a_gguf_file_is_judged_through_the_file(project, run):
     assert "ollama create r -f Modelfile" in (folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_judge_notices_an_exporter_that_forgets_the_permutation(project, run, monkeypatch):
     """Mutation check: the file is well formed, and only its judgement says that it is another model."""
     monkeypatch.setattr(gguf_file, "PERMUTED", set())
@@ -146,6 +148,7 @@ def test_the_judge_notices_an_exporter_that_forgets_the_permutation(project, run
     assert parity.max_difference > 0.01
 
 
+@pytest.mark.slow
 def test_what_is_in_the_folder_already(project, run):
     place = project.folder / "again"
     assert export("--no_judge", "--output", "again").exit_code == 0
@@ -235,12 +238,14 @@ def test_an_adapter_of_a_folder_is_not_uploaded(project, run):
         export_run("r", project.folder / "runs", options)
 
 
+@pytest.mark.slow
 async def test_from_python_inside_of_a_running_loop(project, run):
     done = reinforge.export("r", "peft", output="from-python", output_dir="runs", device="cpu")
     assert done.judgement.parity.is_equal
     assert done.judgement.difference.num_pairs == 16
 
 
+@pytest.mark.slow
 def test_a_run_of_python_functions_is_judged_with_them(tmp_path, project):
     async def agent(item, llm, context):
         reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)

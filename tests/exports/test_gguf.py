@@ -54,6 +54,7 @@ def test_a_writer_that_forgets_the_permutation_is_noticed(tmp_path, monkeypatch)
     assert compute_difference(tmp_path, module, tokenizer) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_output_layer_is_left_out(tmp_path, tied):
     gguf = pytest.importorskip("gguf")
@@ -93,6 +94,7 @@ def test_rows_without_a_token_are_unused(tmp_path):
         build_vocabulary(tokenizer, 300, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file_type", "limit"), [("bf16", 0.1), ("f16", 0.02), ("q8_0", 0.1)])
 def test_smaller_files_are_close(tmp_path, file_type, limit):
     module, tokenizer, path = export(tmp_path, file_type)

@@ -71,6 +71,7 @@ def test_a_float32_file_has_the_log_probs_and_the_tokens_of_its_source(tmp_path,
     assert (own.eos_token_id, own.pad_token_id) == (other.eos_token_id, other.pad_token_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "largest"), [("F16", 1e-3), ("BF16", 8e-3), ("Q8_0", 8e-3), ("Q5_1", 4e-2), ("Q4_0", 1e-1)]
 )

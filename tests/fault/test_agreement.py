@@ -90,6 +90,7 @@ def run(project):
     return project
 
 
+@pytest.mark.slow
 def test_each_job_reports_how_well_the_two_agree(run):
     assert run.finetune().exit_code == 0
     rows = [json.loads(line) for line in (run.run / "training_metrics.jsonl").read_text().splitlines()]
@@ -99,6 +100,7 @@ def test_each_job_reports_how_well_the_two_agree(run):
         assert abs(row["canary_k3"]) <= TOLERANCE**2
 
 
+@pytest.mark.slow
 def test_a_job_reports_the_mean_difference_and_the_divergence(run, monkeypatch):
     """All tokens are off by 0.05, which the canary tolerates here: k3 = exp(-0.05) - 1 + 0.05."""
     monkeypatch.setattr(Offset, "tolerance", 1.0, raising=False)

@@ -79,6 +79,7 @@ def test_a_server_that_stops_with_the_request_gets_the_job_again(make_toy, art):
     assert len(art.jobs) == NUM_EPOCHS + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [1, pytest.param(2, marks=pytest.mark.fault)])
 def test_a_run_killed_while_it_trains_finds_its_job(make_toy, art, protocol):
     art.seconds = 0.5

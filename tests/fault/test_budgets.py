@@ -127,6 +127,7 @@ async def test_an_environment_that_breaks_after_the_baseline_stops_the_epoch(tmp
     assert run.agent.num_calls <= asked * (RETRIES + 1)
 
 
+@pytest.mark.slow
 async def test_an_environment_that_fails_every_other_time_is_retried_and_costs_nothing(tmp_path):
     async def alternates(number, item, llm, context):
         if number % 2:
@@ -155,6 +156,7 @@ def test_the_most_frequent_failure_decides_the_exit_code(outcomes, kind):
     assert choose_error_type(outcomes) is kind
 
 
+@pytest.mark.slow
 def test_finetune_with_an_endpoint_that_is_down_exits_with_4(project):
     """The agent calls a second model, which is not served."""
     project.settings["llms"]["other"] = {

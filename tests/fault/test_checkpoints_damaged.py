@@ -110,6 +110,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_note(run):
     assert damage_each(run, cuts=1, flips=1) == 30
 
 
+@pytest.mark.slow
 def test_no_byte_of_a_manifest_can_be_changed_unnoticed(run):
     path = run.journal.folder / NEWEST / "manifest.json"
     whole = path.read_bytes()
@@ -142,6 +143,7 @@ def orphaned(run):
     run.journal.record_snapshot(snapshot)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_that_is_not_in_the_journal_is_not_adopted(orphaned):
     assert damage_each(orphaned, cuts=0, flips=1) == 20
     assert orphaned.choose() == (NEWEST, orphaned.fingerprints[NEWEST], "")

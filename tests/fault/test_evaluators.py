@@ -194,6 +194,7 @@ async def test_a_pattern_that_takes_years_leaves_its_score_missing(number):
     assert "the pattern '(a|aa)+$' was still matching 61 characters after its time limit" in record.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.slow)], ids=["regex", "json_schema"])
 async def test_patterns_are_matched_beside_the_event_loop(monkeypatch, number):
     """The run's time limit for evaluators, 0.5 s, ends the wait; without the thread it cannot."""
@@ -364,6 +365,7 @@ async def test_a_validation_without_scores_stops_the_run_and_names_the_commonest
     assert caught.value.exit_code == (3 if kind is EvaluationError else 4)
 
 
+@pytest.mark.slow
 async def test_with_max_missing_of_1_such_a_run_goes_on(tmp_path):
     """The mutation: nothing is checked, and the run reaches its end without a validation to choose by."""
     run = ScriptedRun(tmp_path, workflow=FailsAtItsValidations(RuntimeError("no database")))

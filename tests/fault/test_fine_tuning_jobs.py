@@ -112,6 +112,7 @@ process._watch_server()
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_stop_when_the_server_is_gone_leaves_no_process():
     """It ignores SIGTERM, and what it has started leads a group of its own."""
     pipe = subprocess.PIPE

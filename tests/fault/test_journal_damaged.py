@@ -247,6 +247,7 @@ def overwrite_the_header(run):
     (run / "run.sqlite").write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "said", "note"),
     [

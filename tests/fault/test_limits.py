@@ -76,6 +76,7 @@ class SavingAdapter(RecordingAdapter):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [{"max_minutes": 0.1}, {"max_tokens": 300 * TOKENS}], ids=["time", "tokens"])
 @pytest.mark.parametrize("reserved", [True, False])
 async def test_a_limit_keeps_what_the_verdict_needs(tmp_path, limit, reserved, monkeypatch):

@@ -87,6 +87,7 @@ def test_one_of_four_gets_the_folder_50_times(tmp_path):
     race_often(tmp_path, 50)
 
 
+@pytest.mark.slow
 def test_one_of_four_creates_the_folder(tmp_path):
     """The others find a folder that already exists, or is just being created."""
     for number in range(2):

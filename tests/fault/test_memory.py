@@ -72,6 +72,7 @@ def test_a_run_with_too_little_memory_makes_the_same_step_in_smaller_micro_batch
     assert (row["num_updates"], row["num_samples"]) == (1, enough["num_samples"])
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_one_sample_ends_the_run_with_advice(run, monkeypatch):
     monkeypatch.setattr(Memory, "room", 0)
     result = run.finetune()
@@ -81,6 +82,7 @@ def test_too_little_memory_for_one_sample_ends_the_run_with_advice(run, monkeypa
     assert [row["version"] for row in run.summary["policy_versions"]] == [0]
 
 
+@pytest.mark.slow
 def test_micro_batches_that_are_not_halved_fail(run, monkeypatch):
     """Mutation check: micro-batches that are not halved."""
     monkeypatch.setattr(Memory, "room", 3)

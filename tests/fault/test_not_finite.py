@@ -151,6 +151,7 @@ def test_a_step_with_a_non_finite_number_changes_no_bit(intact, stage):
             assert report.skipped_samples == list(range(7))
 
 
+@pytest.mark.slow
 def test_skipped_steps_leave_nothing_behind(tiny_model_dir):
     """The next step equals that of an engine without the broken ones."""
     with load(tiny_model_dir) as engine, load(tiny_model_dir) as other:
@@ -162,6 +163,7 @@ def test_skipped_steps_leave_nothing_behind(tiny_model_dir):
         assert digest(engine) == digest(other)
 
 
+@pytest.mark.slow
 def test_non_finite_optimizer_state_ends_the_job_and_changes_no_weight(tiny_model_dir):
     with load(tiny_model_dir) as engine:
         name = next(name for name in engine.learner.state() if name.startswith("exp_avg."))
@@ -272,6 +274,7 @@ async def test_a_job_without_a_step_is_rolled_back_and_names_the_episodes(make_j
     assert it.adapter.engine.fingerprint() == before
 
 
+@pytest.mark.slow
 async def test_too_many_skipped_steps_in_a_row_end_the_run(make_job):
     """With batches of one sample, either two or all eight of the 8 steps are skipped in a row."""
     few, many = make_job(max_skipped_steps=8), make_job(max_skipped_steps=2)

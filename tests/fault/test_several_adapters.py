@@ -85,6 +85,7 @@ async def test_if_one_fails_all_are_rolled_back(jobs, poisoned):
     assert (await jobs.train()).status == "completed", "and both sample and train again"
 
 
+@pytest.mark.slow
 async def test_rolling_back_only_the_last_makes_a_difference(jobs, monkeypatch):
     """Mutation check of the previous test."""
     monkeypatch.setattr(EngineJob, "restore", lambda job: list(job._snapshots.values())[-1].restore())
@@ -94,6 +95,7 @@ async def test_rolling_back_only_the_last_makes_a_difference(jobs, monkeypatch):
     assert {name.split(".")[-2] for name in jobs.differing(before) if "/" not in name} == {"a"}
 
 
+@pytest.mark.slow
 async def test_an_adapter_without_signal_is_unchanged_and_the_job_says_why(jobs):
     before = jobs.bits()
     jobs.adapter.algorithm.idle = "a"
@@ -108,6 +110,7 @@ async def test_an_adapter_without_signal_is_unchanged_and_the_job_says_why(jobs)
     assert (failed.status, failed.message) == ("failed", "nothing to learn: all advantages are zero")
 
 
+@pytest.mark.slow
 async def test_the_reference_policy_of_each_is_the_base(jobs):
     """`kl_ref` belongs to the weights before a job's only step: 0 for an adapter that still equals the base."""
     jobs.adapter.algorithm.idle = "b"
@@ -120,6 +123,7 @@ async def test_the_reference_policy_of_each_is_the_base(jobs):
     assert found[1]["a"]["kl_ref"] > 1e-6
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_of_both_is_restored_as_a_whole_or_not_at_all(jobs, tmp_path):
     await jobs.train()
     adapter, before = jobs.adapter, jobs.bits()

@@ -218,6 +218,7 @@ def test_collections_that_begin_too_early_make_a_difference(monkeypatch):
         check(1, 320)
 
 
+@pytest.mark.slow
 def test_without_either_safety_old_tokens_are_trained(monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(epoch_collection, "find_last_due", begin_too_early)

@@ -219,6 +219,7 @@ def check_copies(folder, num_swaps):
     check_versions(folder, replies, copies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_swaps", COUNTS)
 def test_a_copy_serves_during_jobs_and_each_reply_is_from_the_version_that_it_names(tiny_model_dir, num_swaps):
     check_copies(tiny_model_dir, num_swaps)

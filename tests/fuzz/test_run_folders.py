@@ -113,6 +113,7 @@ def change_row(database, table, column, row, value):
     return f"{name}.{column} = {value!r}"
 
 
+@pytest.mark.slow
 def test_every_command_says_which_row_is_damaged(finished, tmp_path_factory):
     @fuzzed(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000), VALUES.map(to_bytes), quick=3)
     def check(table, column, row, value):

@@ -182,6 +182,7 @@ def test_the_winner_is_trained_again_with_another_seed_on_the_same_examples(proj
     assert yaml.safe_load((again / "config.yml").read_text())["finetuning"]["seed"] == 1
 
 
+@pytest.mark.slow
 def test_the_same_from_python(project, monkeypatch):
     monkeypatch.setenv("REINFORGE_HOME", str(project.folder / "home"))
 
@@ -226,6 +227,7 @@ async def agent(item, llm, context):
 """
 
 
+@pytest.mark.slow
 def test_a_better_prompt_can_win_without_any_training(project):
     """Only with demonstrations in its prompt this agent answers with vowels alone, whatever its weights."""
     project.write_agent(WITH_TEXT)
@@ -242,6 +244,7 @@ def test_a_better_prompt_can_win_without_any_training(project):
     assert json.loads(json.dumps(SearchRecord.read(record.folder).result)) == json.loads(json.dumps(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -261,6 +264,7 @@ def test_a_task_without_room_or_without_signal_ends_the_search_after_one_epoch(p
     )
 
 
+@pytest.mark.slow
 def test_without_signal_within_groups_what_needs_it_is_not_tried(project):
     """The reward depends on the example alone: each is always or never solved."""
     project.write_agent(AGENT.replace("return reply.choices[0].message.content", 'return "az"[int(item.id) % 2]'))

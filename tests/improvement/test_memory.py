@@ -55,6 +55,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("work", [run_evaluation, pytest.param(run_whole, marks=pytest.mark.slow), run_to_a_pause])
 def test_the_weights_are_freed_without_the_garbage_collector(project, work, name):

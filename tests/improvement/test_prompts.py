@@ -349,6 +349,7 @@ async def test_gepa_finds_the_better_prompt_within_the_budget(tmp_path):
     assert not (tmp_path / "gepa_state.bin").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [15, 40])
 async def test_gepa_ends_the_same_after_an_interruption(tmp_path, after):
     pytest.importorskip("gepa")

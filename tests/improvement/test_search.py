@@ -359,6 +359,7 @@ async def test_a_reward_that_never_differs_leaves_only_what_others_teach(tmp_pat
     assert SearchRecord.read(tmp_path / "s").first_epoch == search.trials.first_epoch
 
 
+@pytest.mark.slow
 async def test_stopped_anywhere_and_resumed_it_ends_with_the_same_result(tmp_path):
     known = {"writes_epochs": True, "gains": {"r2": 0.01}, "first_epoch": replace(FIRST_EPOCH, num_with_signal=0)}
     recipes = [replace(recipe, needs=SIGNAL if place % 3 == 1 else None) for place, recipe in enumerate(RECIPES)]
@@ -398,6 +399,7 @@ class DyingRecord(SearchRecord):
         super().write()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "most"), [(100, 5), pytest.param(1000, 35, marks=pytest.mark.slow)])
 def test_choosing_among_twelve_trials_does_not_leak_into_the_verdict(tmp_path, count, most):
     """Without any effect at most 2.5 % of the searches promote, give or take two standard errors."""

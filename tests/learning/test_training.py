@@ -194,6 +194,7 @@ def test_the_regression_set_and_fixed_splits_reach_the_run(tmp_path, config):
     )
 
 
+@pytest.mark.slow
 async def test_a_person_s_chats_are_taken_out_by_training_an_earlier_version_on_the_others(tmp_path, versions, config):
     """2 and 3 are promoted; 2 was trained on Ann's chats, and 3, which begins with 2, after these were deleted."""
 
@@ -310,6 +311,7 @@ def test_a_wrong_train_block_is_refused(tmp_path, versions, text, words):
     assert re.search(words, found.output), found.output
 
 
+@pytest.mark.slow
 async def test_a_training_waits_for_time_and_ratings_and_a_clock_set_back_blocks_none(
     tmp_path, versions, config, monkeypatch
 ):

@@ -60,6 +60,7 @@ def test_the_variant(programs, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_loop(tmp_path, tiny_model_dir):
     """A job that imitates, its end, a job that prefers, its end; in that order, with one group."""
     group = make_group(tiny_model_dir, tmp_path)

@@ -64,6 +64,7 @@ def test_a_trainer_runs_to_its_verdict(tmp_path, tiny_model_dir, trainer, fields
     assert (summary.folder / "transcripts").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [None, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_group_has_a_model_of_its_own(tmp_path, tiny_model_dir, rank):
     """All weights of two models, or an adapter of each: trained, resumed, saved side by side, and evaluated."""
@@ -107,6 +108,7 @@ def load_weights(folder):
     return load_file(next(folder.glob("*.safetensors")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trainer", "models"),
     [
@@ -147,6 +149,7 @@ def test_an_experiment_through_the_service(tmp_path, openai_service, trainer, mo
         assert models[job["metadata"]["reinforge_model_group"]] == base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["pure_text_ei", pytest.param("pure_text_malt", marks=pytest.mark.slow)])
 def test_the_zero_knowledge_variant_trains(tmp_path, tiny_model_dir, trainer):
     """Four agents on one adapter, all of whom are trained; a dialogue has six messages at most."""

@@ -57,6 +57,7 @@ async def test_each_agent_samples_with_its_own_settings(tmp_path, tiny_model_dir
     await group.close()
 
 
+@pytest.mark.slow
 async def test_a_verifier_trained_on_the_truth_decides_rightly(tmp_path, tiny_model_dir):
     group = make_group(tiny_model_dir, tmp_path)
     place = group.protocol_handler.agent_names.index("verifier")

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 import tests.babble  # noqa: F401  in its protocol any reply of an untrained model is a decision
 from tests.generated import DOCS
 
@@ -16,12 +18,14 @@ def run_block(name, model):
     exec(compile(code, "docs/multiagent.md", "exec"), {})  # the page is ours
 
 
+@pytest.mark.slow
 def test_the_experiment_of_the_page_runs(tmp_path, monkeypatch, tiny_model_dir, capsys):
     monkeypatch.chdir(tmp_path)
     run_block("experiment.py", tiny_model_dir)
     assert capsys.readouterr().out.splitlines() == ["completed .reinforge/runs/even"]
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_runs(tmp_path, monkeypatch, tiny_model_dir, capsys):
     monkeypatch.chdir(tmp_path)
     run_block("groups.py", tiny_model_dir)

@@ -53,6 +53,7 @@ def summaries(folder):
     return {run.name: json.loads((run / "summary.json").read_text()) for run in runs if run.is_dir()}
 
 
+@pytest.mark.slow
 def test_the_script_of_malt(tmp_path, run_script, openai_service, caplog):
     """A file with the published values: expert iteration first, a supervisor, a verifier that decides on a scale."""
     openai_service.words = tuple(f"Decision: {number}" for number in range(11))

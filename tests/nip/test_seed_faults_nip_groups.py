@@ -150,6 +150,7 @@ async def test_nip_7_a_job_has_its_settings_and_its_seed(hosted):
     assert ":round 1:" in group.model_name, "a job's name is part of its model's"
 
 
+@pytest.mark.slow
 async def test_nip_8_each_role_has_its_share(backend, caplog):
     """A prover with 24 dialogues, a verifier with 12: 12 rows each at the service, sample weights in this process."""
     params = backend.experiment()

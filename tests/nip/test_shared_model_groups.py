@@ -262,6 +262,7 @@ async def test_a_subclass_with_only_the_abstract_methods_works():
         await group.switch_to_next_model()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [Hosted], ids=["openai"], indirect=True)
 async def test_jobs_of_several_groups_run_side_by_side(backend, openai_service):
     """All four jobs are created before the first of them ends: together they take as long as the slowest."""
@@ -283,6 +284,7 @@ async def test_jobs_of_several_groups_run_side_by_side(backend, openai_service):
     assert max(job["created_at"] for job in jobs) < min(job["finished_at"] for job in jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_scratch", [True, False])
 async def test_the_next_job_begins_with_the_base_model_or_with_the_one_that_serves(
     backend, from_scratch, openai_service
@@ -307,6 +309,7 @@ async def test_the_next_job_begins_with_the_base_model_or_with_the_one_that_serv
     assert (files[0].read_bytes() == files[1].read_bytes()) is from_scratch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [Embedded], ids=["embedded"], indirect=True)
 async def test_a_damaged_model_is_not_served(backend):
     params = backend.experiment()
@@ -321,6 +324,7 @@ async def test_a_damaged_model_is_not_served(backend):
         await again.sample(ASKED)
 
 
+@pytest.mark.slow
 async def test_pairs_of_equal_replies_are_left_out(backend, caplog):
     """Their gradients cancel: a job of nothing else ends as failed, and one of other pairs too trains on those."""
     group = backend.group()
@@ -338,6 +342,7 @@ async def test_pairs_of_equal_replies_are_left_out(backend, caplog):
     assert backend.num_jobs(group) == 1
 
 
+@pytest.mark.slow
 async def test_changed_settings_of_the_backend_make_another_job(backend):
     """Under the same run_id; settings that say where and how often to call do not count."""
     params = backend.experiment()
@@ -356,6 +361,7 @@ async def test_changed_settings_of_the_backend_make_another_job(backend):
     assert await changed.wait_for_fine_tune_job(60) == "succeeded"
 
 
+@pytest.mark.slow
 async def test_changed_parameters_of_the_experiment_make_another_job(backend):
     """Under the same run_id: how often a job passes over its data, and the weight of its preferences."""
     params = backend.experiment()
@@ -369,6 +375,7 @@ async def test_changed_parameters_of_the_experiment_make_another_job(backend):
     assert len(set(ids)) == 3, "only the repeated call has the same job"
 
 
+@pytest.mark.slow
 async def test_without_the_safeties_of_a_dpo_job(tmp_path, tiny_model_dir, monkeypatch):
     """Mutations: a job of equal pairs ends as succeeded, and changed settings return the old job."""
     backend = Embedded(tmp_path / "groups", tiny_model_dir)

@@ -99,6 +99,7 @@ async def test_a_step_sends_its_own_tokens_one_by_one(newest, version):
     assert {piece.tokens.policy_version for piece in pieces} == {reply.version} == {1}
 
 
+@pytest.mark.slow
 async def test_a_model_is_found_again_and_goes_on_after_a_restart(tiny_model_dir, tmp_path):
     async with ARTServer(tiny_model_dir, tmp_path) as server:
         model = await server.create()
@@ -148,6 +149,7 @@ async def test_equal_rewards_make_a_step_of_the_same_weights(art, model):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 async def test_a_job_without_known_tokens_fails_and_says_why(art, model):
     for role in (["user"], {}, None):
         strange = [{**each, "messages_and_choices": [{"role": role, "content": "a"}]} for each in MADE_UP]
@@ -206,6 +208,7 @@ async def test_the_server_of_art_run_trains_too(art):
     assert model.list_steps() == [0, 3, 6]
 
 
+@pytest.mark.slow
 async def test_settings_of_the_model_win_over_those_of_a_job(art):
     """The NeMo Agent Toolkit sends 5e-5 with each job, whatever its user has set."""
     internal = {"init_args": None, "engine_args": None, "trainer_args": {"learning_rate": 0.004, "beta": 0.1}}

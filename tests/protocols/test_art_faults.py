@@ -121,6 +121,7 @@ def held(monkeypatch):
     return begun
 
 
+@pytest.mark.slow
 async def test_the_jobs_of_a_model_end_when_it_is_deleted(art, model, held):
     group = await build_group(art, count=2)
     training = asyncio.ensure_future(art.http.post("/_train_model", json=build_call(group)))

@@ -79,6 +79,7 @@ def test_a_server_that_names_only_the_model_trains_without_a_verdict(project, ar
     assert project.summary["promoted"] is None
 
 
+@pytest.mark.slow
 def test_an_endpoint_without_log_probs_ends_the_run_without_a_job(project, art):
     art.gives_logprobs = False
     result = use_art_adapter(project, art, 2).finetune()
@@ -129,6 +130,7 @@ def test_old_steps_are_deleted_only_where_the_run_folder_no_longer_names_them(pr
 ENTRY = {"_type": "openai", "model_name": "agent-1", "max_tokens": 7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_entry_that_names_the_model_is_pointed_at_each_step(project, art, monkeypatch, protocol):
     """As in a file of the NeMo Agent Toolkit: `_type: openai` with the address of the server and the model's name."""

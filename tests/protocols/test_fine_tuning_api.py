@@ -124,6 +124,7 @@ BAD_ROWS = [
 ]
 
 
+@pytest.mark.slow
 async def test_a_bad_row_fails_the_job_by_its_line_before_anything_runs(server, client):
     for rows, method, message in BAD_ROWS:
         settings = {"grader": string_check()} if method == "reinforcement" else {}
@@ -407,6 +408,7 @@ class TestCreatingOnce:
         assert refused.value.response.headers["x-should-retry"] == "false"
         assert refused.value.code == "idempotency_key_reused"
 
+    @pytest.mark.slow
     async def test_a_request_sent_again_gets_its_job_although_the_file_is_deleted(self, server, client):
         file = await upload(client)
         body = {"model": "tiny", "training_file": file.id}

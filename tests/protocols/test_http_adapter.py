@@ -223,6 +223,7 @@ async def test_another_session_goes_on_from_saved_weights(server, tmp_path):
     await other.cleanup()
 
 
+@pytest.mark.slow
 async def test_the_server_keeps_the_weights_that_the_run_refers_to(server, tmp_path):
     remote = await open_adapter(server, {"lora": {"r": 4}})
     checkpoints = tmp_path / "run" / "checkpoints"

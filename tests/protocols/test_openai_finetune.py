@@ -98,6 +98,7 @@ def test_a_model_below_the_margin_is_not_promoted(hosted, service):
 COLUMNS = {"sft": {"completion": "aeiou"}, "dpo": {"chosen": "aeiou", "rejected": "xyz"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["dpo", pytest.param("sft", marks=pytest.mark.slow)])
 def test_rows_of_a_dataset_are_sent_unchanged(hosted, service, algorithm):
     rows = [{"id": row["id"], "prompt": row["question"], **COLUMNS[algorithm]} for row in hosted.rows]

@@ -132,6 +132,7 @@ def list_children():
     return {pid for pid, process in list_processes().items() if process.parent == os.getpid()}
 
 
+@pytest.mark.slow
 async def test_a_grader_that_hangs_is_killed_with_all_it_started():
     before, earlier = time.monotonic(), list_children()
     with pytest.raises(PythonFailed, match=r"took longer than 0.5 s"):

@@ -171,6 +171,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow
 async def test_bad_data_is_refused_by_name_and_no_step_is_made(client):
     model_id, other = await make_model(client), await make_model(client, 1)
     before = read_metrics(await client.result(await client.train(other, 1, [DATUM])))

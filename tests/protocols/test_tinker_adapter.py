@@ -216,6 +216,7 @@ async def test_the_tokenizer_of_a_bundled_model_is_made_and_used(tiny_model_dir,
     await adapter.cleanup()
 
 
+@pytest.mark.slow
 async def test_a_job_of_the_loop_trains_there_and_is_served(tiny_model_dir, service, tmp_path):
     """Two siblings, one with a reward: its reply becomes likelier, and the next version has that."""
     adapter = TinkerAdapter(CONFIG, GRPO(GRPOConfig()), open_service=lambda config, seed: service)

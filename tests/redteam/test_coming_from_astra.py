@@ -100,6 +100,7 @@ def test_own_system_train_then_eval(run_program, tmp_path):
     assert written["summary"]["perplexity"]["all"] > 50, "a random model of 320 tokens, not diluted by the context"
 
 
+@pytest.mark.slow
 def test_hugging_face_train_then_eval(run_program, tmp_path):
     run_program("hugging_face_train").close()
     assert {path.name for path in (tmp_path / "checkpoints/huggingface").iterdir()} == {"best", "last"}
@@ -121,6 +122,7 @@ def test_ppo(run_program, caplog):
     assert len(logs) == 2 * math.ceil(2 * (2 + 4 + 8) / 4)
 
 
+@pytest.mark.slow
 def test_own_evaluator(run_program, tmp_path):
     metrics = run_program("own_evaluator")
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
@@ -130,12 +132,14 @@ def test_own_evaluator(run_program, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_own_solver(run_program):
     trainer, changed = run_program("own_solver")
     assert changed
     assert trainer._global_step_counter == 2 * math.ceil((2 + 4) / 4)
 
 
+@pytest.mark.slow
 def test_own_sampler(run_program):
     graph, sizes = run_program("own_sampler")
     assert sizes == [2, 2, 2], "three chains of two turns, in batches of two"
@@ -144,6 +148,7 @@ def test_own_sampler(run_program):
     assert first.children[0].context == first.context + first.probe + first.response
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path, monkeypatch, models, capsys):
     """Every Python block of the page in order, with tiny models."""
     monkeypatch.chdir(tmp_path)

@@ -48,6 +48,7 @@ def test_the_engine_trains_and_the_baseline_stays(make_problem, algorithm, width
     assert after.tokens.policy_version == 2
 
 
+@pytest.mark.slow
 def test_the_first_step_equals_the_engines(make_problem):
     """The same pairs through `Harness.step` and through `engine.update` give the same weights."""
     from reinforge.types.sample import LossSpec
@@ -75,6 +76,7 @@ def test_the_first_step_equals_the_engines(make_problem):
     assert all(torch.allclose(a, b, atol=2e-6) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_training_on_the_engine_resumes(make_problem, tmp_path):
     whole = make_problem(deterministic=True)
     trainer_of(whole, PPO, training_steps=2).train()
@@ -156,6 +158,7 @@ def hf(tiny_model_dir, tiny_target_dir):
         system.close()
 
 
+@pytest.mark.slow
 def test_hugging_face_variants(hf, tiny_model_dir, tiny_target_dir, tmp_path):
     """Training writes the best and the last tester, which load here and with `from_pretrained`."""
     config = HFASTConfiguration(training_steps=2, lr=1e-3)
@@ -192,6 +195,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_an_error(hf, tiny_model_dir, tiny
         hf(HFEvaluationSystem, tmp_path / "not-there", tiny_model_dir, tiny_target_dir)
 
 
+@pytest.mark.slow
 def test_models_without_a_template_see_one_text(hf, tiny_model_dir, tiny_target_dir, tmp_path):
     for source, name in ((tiny_model_dir, "tester"), (tiny_target_dir, "target")):
         AutoModelForCausalLM.from_pretrained(source).save_pretrained(tmp_path / name)

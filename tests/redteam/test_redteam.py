@@ -68,6 +68,7 @@ def test_an_attack_trains_and_reports(attack):
     assert rows[0]["num_groups"] == 4 * 3
 
 
+@pytest.mark.slow
 def test_an_evaluation_alone(attack, tmp_path):
     attack.write_files()
     arguments = ["redteam", "eval", "run.yml", "--limit", "4", "--json", "--output_dir", str(tmp_path / "found")]
@@ -124,6 +125,7 @@ async def caller(item, llm, context):
 """
 
 
+@pytest.mark.slow
 def test_a_target_of_plain_code_needs_no_model(attack):
     attack.write("target.py", PLAIN_TARGET)
     attack.rows = attack.rows[:32]

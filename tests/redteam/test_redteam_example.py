@@ -100,6 +100,7 @@ def test_the_printed_example_runs_with_its_defaults():
     check(run(PRINTED))
 
 
+@pytest.mark.slow
 def test_names_are_imported_lazily():
     import subprocess
 
@@ -117,6 +118,7 @@ def test_names_are_imported_lazily():
         redteam.nothing  # noqa: B018
 
 
+@pytest.mark.slow
 def test_the_page_runs(tmp_path, monkeypatch, tiny_model_dir, capsys):
     """The Python block of docs/redteam.md, with tiny models and fewer steps."""
     monkeypatch.chdir(tmp_path)

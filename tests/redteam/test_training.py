@@ -344,6 +344,7 @@ def weights(trainer):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_resumed_training_equals_uninterrupted_training(tmp_path, accumulation):
     """16 probes in 4 batches per experience. Sampling depends on the weights, so any difference would show."""

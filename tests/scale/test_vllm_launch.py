@@ -64,6 +64,7 @@ def wait_until_gone(processes):
     return []
 
 
+@pytest.mark.slow
 async def test_a_launched_server_trains_and_ends_with_the_adapter(python, tiny_model_dir):
     adapter = build_adapter(python)
     await adapter.initialize(build_run_config(tiny_model_dir, kv_cache_mb=2048))

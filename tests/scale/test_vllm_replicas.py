@@ -43,6 +43,7 @@ async def sample_groups(policy, job=0):
     return await asyncio.gather(*(sample_group(policy, number, job) for number in range(4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, {"lora": {"rank": 4}}], ids=["full", "lora"])
 async def test_siblings_share_a_server_and_each_version_is_sent_to_all(servers, tiny_model_dir, lora):
     async with start(servers, tiny_model_dir, **lora) as adapter:
@@ -87,6 +88,7 @@ async def test_without_any_server_the_run_stops(servers, tiny_model_dir):
             await sample_group(adapter.policy(), 1)
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_busy_is_not_lost(servers, tiny_model_dir):
     async with start(servers, tiny_model_dir) as adapter:
         for server in servers:

@@ -99,6 +99,7 @@ async def test_without_our_extension_a_tied_output_layer_would_be_old(server, mo
             await train_and_publish(adapter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"])
 async def test_a_prefix_cache_that_keeps_older_keys_is_found(server, model, lora):
     async with start(server, model, **lora) as adapter:
@@ -121,6 +122,7 @@ async def test_the_cache_is_found_by_the_long_probe_alone(server, model, monkeyp
         assert abs(row[-len(tokens.token_ids) :] - tokens.logprobs).max() > 0.01, "what would have been trained on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"])
 async def test_weights_that_the_server_does_not_take_are_found(server, model, lora):
     async with start(server, model, **lora) as adapter:
@@ -207,6 +209,7 @@ async def test_a_server_without_our_extension_says_how_to_start_it(model):
         assert KEY not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("version", "context"), [("0.31.2", 256), ("0.32.0", 64)])
 async def test_a_server_that_cannot_serve_the_policy_is_refused(model, version, context):
     with (

@@ -69,6 +69,7 @@ async def test_the_base_model_of_a_run_is_served_beside_it_from_one_engine(run):
     await models.close()
 
 
+@pytest.mark.slow
 async def test_without_the_option_there_are_neither_and_without_the_first_checkpoint_questions_alone(run, tmp_path):
     models, loader, names = await open_run(run)
     assert (names, loader.questions.by_model) == (["support-1"], {})

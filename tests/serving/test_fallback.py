@@ -306,6 +306,7 @@ async def test_a_student_that_starts_to_disagree_is_tightened_and_then_stopped(l
         RunningCheck(rule, 1.0, file)
 
 
+@pytest.mark.slow
 async def test_a_student_that_agrees_is_neither_tightened_nor_stopped(large, start):
     check = RunningCheck(router(), 1.0)
     async with start(large.url, check=check) as app, async_openai(app) as client:

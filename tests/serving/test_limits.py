@@ -137,6 +137,7 @@ TOO_MANY = [
 ]
 
 
+@pytest.mark.slow
 async def test_counts_above_a_limit_are_refused_before_anything_is_sampled(engine):
     policy = ScriptedPolicy()
     async with serve({"m": policy, "tiny": engine.policy}) as app, http(app) as client:
@@ -276,6 +277,7 @@ async def test_freed_memory_goes_back_to_the_system(monkeypatch):
     libc.free(kept)
 
 
+@pytest.mark.slow
 async def test_the_kv_cache_of_long_requests_is_freed_once_it_is_not_used(engine, monkeypatch):
     """64 slots of one length: a long prompt beside short ones makes all of them long."""
     monkeypatch.setattr(app_module, "TRIM_S", 0.1)

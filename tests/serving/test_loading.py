@@ -79,6 +79,7 @@ async def test_adapters_join_the_engine_of_their_base_and_answer_as_if_they_were
     assert models.find("ft:one").describe()["root"] == name
 
 
+@pytest.mark.slow
 async def test_an_adapter_joins_and_leaves_while_others_answer(loader, tiny_model_dir, adapters):
     (name,) = await loader.open(str(tiny_model_dir))
     models, stop = loader._models, asyncio.Event()
@@ -102,6 +103,7 @@ async def test_an_adapter_joins_and_leaves_while_others_answer(loader, tiny_mode
     assert min(await asyncio.gather(*chatting)) > 0
 
 
+@pytest.mark.slow
 async def test_two_names_of_one_folder_share_an_adapter(loader, tiny_model_dir, adapters):
     (name,) = await loader.open(str(tiny_model_dir))
     await loader.load("ft:one", adapters / "one", name)
@@ -152,6 +154,7 @@ async def test_what_waits_for_a_removed_adapter_fails(tiny_model_dir, adapters):
             await waiting
 
 
+@pytest.mark.slow
 async def test_the_versions_of_a_run_are_names_of_one_engine(tiny_model_dir, adapters, tmp_path):
     run = tmp_path / "support-1"
     shutil.copytree(adapters / "two", run / "model")
@@ -180,6 +183,7 @@ async def test_a_name_is_served_once(loader, tiny_model_dir):
         await loader.open("nothing")
 
 
+@pytest.mark.slow
 async def test_an_engine_that_an_adapter_is_joining_is_not_closed(tiny_model_dir, adapters, monkeypatch):
     models = ServedModels()
     loader = ModelLoader(models, LoadSettings(device="cpu"))

@@ -44,6 +44,7 @@ async def test_a_long_body_becomes_the_same_call_and_one_that_takes_too_long_is_
     await reader.close()
 
 
+@pytest.mark.slow
 async def test_the_process_begins_with_a_long_body_and_ends_without_one(monkeypatch):
     monkeypatch.setattr(app_module, "TRIM_S", 0.5)
     monkeypatch.setattr(reader_module, "IDLE_S", 2.0)

@@ -247,6 +247,7 @@ async def test_a_call_in_flight_ends_with_its_version_which_is_then_freed(servin
     await wait_for(lambda: set(live._loaded) == {1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["candidate", "promoted"])
 async def test_what_cannot_be_loaded_is_not_served(serving, support, how, caplog):
     """Its bytes were changed without changing their number, so that only loading finds it."""

@@ -66,6 +66,7 @@ def test_a_project_passes_its_own_tests(tmp_path, name):
     assert "passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_project_is_formatted_and_linted(written):
     _, folder = written
     for arguments in (["format", "--check"], LINT):

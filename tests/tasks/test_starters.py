@@ -113,6 +113,7 @@ def test_another_recipe_is_another_model():
     assert find_folder("toy", Recipe(num_steps=601)) != find_folder("toy", Recipe())
 
 
+@pytest.mark.slow
 def test_the_same_recipe_gives_the_same_weights(tmp_path, monkeypatch):
     first = (build_toy() / "model.safetensors").read_bytes()
     monkeypatch.setenv("REINFORGE_HOME", str(tmp_path / "elsewhere"))

@@ -25,6 +25,7 @@ from tests.view.view_browser import Browser
 LINKS = {"href", "src", "action", "data-rows", "data-episode", "data-live"}
 
 
+@pytest.mark.slow
 async def test_every_link_of_every_page_leads_to_a_page(made):
     async with Browser(made) as browser:
         waiting, seen = ["/"], set()

@@ -37,6 +37,7 @@ async def test_view_prints_an_address_that_opens_and_ends_with_ctrl_c(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 async def test_watch_of_a_run_that_has_ended_shows_it_and_its_summary(tmp_path):
     summary = await ScriptedRun(tmp_path).run()
     shown = CliRunner().invoke(main, ["watch", "last", "--output_dir", str(tmp_path)])

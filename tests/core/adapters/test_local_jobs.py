@@ -87,6 +87,7 @@ async def test_only_an_algorithm_that_compares_with_a_reference_keeps_one(tiny_m
         assert (jobs.adapter.engine.reference is not None) == keeps
 
 
+@pytest.mark.slow
 async def test_mismatched_replies_are_scored_by_the_reference_too(tiny_model_dir):
     """At the reference the baseline of KTO is 0; afterwards it is what the policy moved by on other replies."""
     async with Jobs(tiny_model_dir, algorithm=KTO(), batch={"steps_per_job": 1}) as jobs:
@@ -97,6 +98,7 @@ async def test_mismatched_replies_are_scored_by_the_reference_too(tiny_model_dir
         assert second.metadata["kl_baseline"] > 0.1
 
 
+@pytest.mark.slow
 async def test_a_job_whose_folder_exists_is_complete(tiny_model_dir, tmp_path):
     async with Jobs(tiny_model_dir, lambda key: tmp_path / key) as jobs:
         await jobs.run("a", "yes")
@@ -110,6 +112,7 @@ async def test_a_job_whose_folder_exists_is_complete(tiny_model_dir, tmp_path):
         assert (await jobs.run("a", "yes")).message == "trained", "a damaged folder is written again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"r": 4, "lora_alpha": 8}], ids=["full", "lora"])
 @pytest.mark.parametrize("from_scratch", [False, True])
 async def test_jobs_from_scratch_do_not_build_on_each_other(tiny_model_dir, lora, from_scratch):

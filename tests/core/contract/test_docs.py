@@ -48,6 +48,7 @@ def test_each_kind_has_a_page():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXTEND, ids=lambda path: path.stem)
 def test_the_plugin_of_a_page_trains(path, project):
     """Imports the module of the page like a plugin, merges the YAML of the page into a configuration, and runs it."""

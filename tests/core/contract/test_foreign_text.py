@@ -66,6 +66,7 @@ READERS = {
 STARTS = {"arguments": JSON_STARTS, "an answer in JSON": JSON_STARTS, "a decision": ["decision"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", READERS)
 def test_no_text_takes_long_to_read(reader):
     slow, is_family = {}, reader.startswith("tool calls")

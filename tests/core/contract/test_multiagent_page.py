@@ -62,6 +62,7 @@ def test_the_team_of_the_page_trains(team, capsys):
         assert branch["answer"] == output["messages"][-1]["text"]
 
 
+@pytest.mark.slow
 def test_the_protocol_of_the_page_trains(team):
     code = block("telephone.py")
     written = code[code.index("class TelephoneConfig") :]
@@ -96,6 +97,7 @@ def test_every_protocol_names_its_paper():
         assert "Differs from the paper" in said
 
 
+@pytest.mark.slow
 def test_the_teams_agents_may_be_trained_apart(team):
     """The planner and the critic share an adapter, the worker has its own; one group per agent and example."""
     entries = {"talkers": {"_type": "policy", "adapter": "talkers"}, "doers": {"_type": "policy", "adapter": "doers"}}

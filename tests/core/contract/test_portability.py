@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import filelock
+import pytest
 
 from reinforge.runs.journal.journal import LOCK
 from reinforge.runs.run_folder import can_lock, is_in_use
@@ -36,6 +37,7 @@ print("imported", len(REGISTRY.components()) > 10)
 """
 
 
+@pytest.mark.slow
 def test_everything_but_the_engine_imports_without_posix():
     code = IMPORT_EVERYTHING.format(posix_only=POSIX_ONLY)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -49,6 +49,7 @@ def check_imports(found):
     assert sum(found.values()) <= MAX_LINES
 
 
+@pytest.mark.slow
 def test_a_run_imports_the_core_alone(tmp_path, tiny_model_dir):
     check_imports(list_imports(tmp_path, tiny_model_dir))
 

@@ -82,6 +82,7 @@ def test_names_are_the_objects_that_the_package_uses():
     assert TrajectoryBuilder is Port
 
 
+@pytest.mark.slow
 async def test_art_trainer_runs_outside_a_run(tmp_path, plots):
     """Seed 001's class by itself: bound to parts of a user's own, two epochs, histories, files and plot."""
     from tests.core.contract.test_extension_guide import eval_output

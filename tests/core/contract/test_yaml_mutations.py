@@ -128,6 +128,7 @@ def make_settings(count):
     return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_changed_file_is_valid_or_rejected_with_a_location(tmp_path, count):
     @make_settings(count)

@@ -46,6 +46,7 @@ def transcripts(project, name):
 WEIGHTED = {"_type": "expert_iteration", "rollout_selection_method": "weighted_sampling"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "builder", "protocol"),
     [

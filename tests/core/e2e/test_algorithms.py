@@ -5,6 +5,7 @@ import json
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "told"),
     [
@@ -57,6 +58,7 @@ async def agent(item, llm, context):
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("reinforce_pp", "rejection_sampling")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "dpo", *SLOW])
 def test_a_cut_support_is_trained_with_choices_too(project, algorithm):
     """top-p 0.8, an agent that takes the second of two choices, a reference: from the file to the metrics."""

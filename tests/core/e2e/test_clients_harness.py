@@ -52,6 +52,7 @@ def test_a_wrong_sample_is_noticed(training, mutate):
         mutated.check()
 
 
+@pytest.mark.slow
 def test_one_refused_request_is_noticed_even_if_the_agent_continues(tmp_path):
     def answer(question, connection, *, stream):
         if question == "select?":

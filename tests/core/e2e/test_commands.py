@@ -181,6 +181,7 @@ eval:
 """
 
 
+@pytest.mark.slow
 def test_the_eval_section_of_a_validation_file_is_used_for_validation(written):
     """Its dataset is held out, and its evaluators score it, here with half the score of the training file's."""
     written.write(
@@ -248,6 +249,7 @@ def test_config_show_origin_prints_file_command_line_or_default(written):
     assert "default" in call("config", "show", "run.yml", "--origin").output
 
 
+@pytest.mark.slow
 def test_config_schema_describes_shipped_files(written):
     import jsonschema
 
@@ -347,6 +349,7 @@ def test_commands_are_listed_by_what_one_wants_each_with_an_example():
         assert {word for word in rest if word.startswith("--")} <= options, example
 
 
+@pytest.mark.slow
 def test_alone_in_a_folder_with_a_configuration_it_says_what_can_be_done_next(written, monkeypatch, tmp_path):
     (written.folder / "run.yml").rename(written.folder / "mine.yml")
     text = call(code=0).output
@@ -422,6 +425,7 @@ def test_env_names_secrets_without_their_values():
     assert ["LANG", "C"] in lines
 
 
+@pytest.mark.slow
 def test_env_works_where_torch_does_not():
     code = "import sys\nsys.modules['torch'] = None\nfrom reinforge.cli import main\nmain(['env', '--json'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

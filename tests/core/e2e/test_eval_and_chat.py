@@ -151,6 +151,7 @@ def test_the_bundled_models_are_listed_by_the_names_that_commands_take():
     assert lines[0] == f"  bundled:debate               {about}"
 
 
+@pytest.mark.slow
 def test_a_gguf_file_is_checked_evaluated_and_chats(project, tiny_model_dir, monkeypatch, tmp_path):
     monkeypatch.setenv("REINFORGE_HOME", str(tmp_path / "home"))
     file = str(write_gguf(tmp_path / "tiny.gguf", tiny_model_dir))

@@ -74,6 +74,7 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(run, tmp_path, monkeyp
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_a_name_that_is_taken_says_what_to_do_and_overwrite_replaces_the_run(run, tmp_path):
     run()
     with pytest.raises(ConfigError, match="already exists") as refused:
@@ -141,6 +142,7 @@ def test_an_error_is_shown_alone(run, given, kind):
     assert text.count("Traceback") == 1, text
 
 
+@pytest.mark.slow
 async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_curve_another(
     run, pages, monkeypatch, capsys
 ):
@@ -171,6 +173,7 @@ async def test_in_a_notebook_a_run_is_one_output_and_its_verdict_with_the_curve_
     assert capsys.readouterr().err == "", "no lines beside it"
 
 
+@pytest.mark.slow
 async def test_ctrl_c_in_a_notebook_stops_the_run_and_waits_for_it(run, tmp_path):
     """There the run is on another thread, and Ctrl-C arrives as KeyboardInterrupt on the one that waits for it."""
 

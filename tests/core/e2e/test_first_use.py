@@ -71,6 +71,7 @@ def judged(written):
     return written
 
 
+@pytest.mark.slow
 def test_the_agent_is_given_the_model_that_is_trained_where_a_judge_is_configured_too(judged):
     call("check", "run.yml", code=0)
     call("finetune", "run.yml", "--run_name", "r", code=0)

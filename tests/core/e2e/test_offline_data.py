@@ -86,6 +86,7 @@ def test_only_rows_that_reach_min_reward_are_trained(scored, algorithm):
     assert count_tokens(scored) == [16 * len(("ye", "s", "<|end|>"))] * 2, "of 32 rows to train on, 16 are good"
 
 
+@pytest.mark.slow
 def test_dpo_pairs_scored_replies_to_the_same_prompt(scored):
     scored.set("finetuning.algorithm", {"_type": "dpo", "beta": 0.5})
     scored.finetune(code=0)
@@ -94,6 +95,7 @@ def test_dpo_pairs_scored_replies_to_the_same_prompt(scored):
     assert history[0]["num_groups"] == history[0]["num_groups_kept"] == 16
 
 
+@pytest.mark.slow
 def test_rows_beyond_the_context_are_left_out_and_counted_once(offline):
     offline.set("finetuning.policy.max_model_len", 40).set("finetuning.splits", {"key": "split"})
     offline.rows = [{**row, "split": ("train", "select", "confirm")[n % 3]} for n, row in enumerate(offline.rows)]
@@ -105,6 +107,7 @@ def test_rows_beyond_the_context_are_left_out_and_counted_once(offline):
     assert [row["num_trajectories"] for row in history] == [13] * 3
 
 
+@pytest.mark.slow
 def test_rows_that_all_exceed_the_context_are_an_error(offline):
     offline.rows = [conversation(n, f"{n} " * 400) for n in range(32)]
     result = offline.finetune()
@@ -129,12 +132,14 @@ def test_rows_that_show_no_reply_are_refused(offline):
     assert (result.exit_code, "which has no assistant replies to train on" in result.output) == (2, True), result.output
 
 
+@pytest.mark.slow
 def test_the_small_run_does_everything_once(offline):
     offline.finetune("--smoke", code=0)
     folder = offline.run.with_name("r-smoke")
     assert find_resume_point(folder, read_record(folder), lambda checkpoint: True).epoch == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_kto_learns_from_thumbs_alone(offline, shape):
     """Half of the replies are `yes` with a thumb up, half are `no` with a thumb down; no prompt has both."""
@@ -154,6 +159,7 @@ def test_kto_learns_from_thumbs_alone(offline, shape):
     assert history[-1]["loss"] < history[0]["loss"] < 0.5, "at the reference every reply has the loss sigma(0)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [

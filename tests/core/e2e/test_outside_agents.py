@@ -52,6 +52,7 @@ def deployed():
         yield str(server.make_url("/run"))
 
 
+@pytest.mark.slow
 def test_a_deployed_agent_is_trained_in_the_place_of_the_configured_one(project, deployed):
     configured = {"_type": "python", "function": "nowhere:agent", "llm": "agent"}
     flags = ["--endpoint", deployed, "--result_json_path", "$.result.text", "--endpoint-timeout", "45"]
@@ -95,10 +96,12 @@ def test_wrong_flags_never_evaluate_the_configured_agent_in_silence(project):
         assert (result.exit_code, message in result.output) == (2, True), (flags, result.output)
 
 
+@pytest.mark.slow
 def test_the_loop_with_tools_is_trained(project):
     smoke(project, {"_type": "tool_agent", "system": "Be brief.", "prompt": "{question}", "max_tokens": 4})
 
 
+@pytest.mark.slow
 def test_an_agent_that_never_calls_is_told(project, caplog):
     project.write("agent.py", "print('aaa')")
     project.set("workflow", {"_type": "command", "command": [sys.executable, "agent.py"]})

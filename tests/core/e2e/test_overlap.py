@@ -61,6 +61,7 @@ def test_a_run_that_samples_while_it_trains_reaches_the_same_verdict(project):
     assert max(first["ci_low"], second["ci_low"]) < min(first["ci_high"], second["ci_high"]), "their intervals overlap"
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_while_a_copy_of_them_samples(project):
     project.set("finetuning.policy.lora", {"r": 4}).shrink(3)
     finish(project, 1)

@@ -105,6 +105,7 @@ def test_a_remote_model_without_logprobs_trains(project, remote):
     assert "my_model (my-model), trained by RemoteAdapter" in settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returns_ids", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_remote_model_with_logprobs_trains_on_what_its_endpoint_returned(project, remote, returns_ids):
     remote.returns_ids = returns_ids
@@ -132,6 +133,7 @@ def test_the_guides_builder_trains_a_remote_model(project, remote, logprobs):
     assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"] + 0.2
 
 
+@pytest.mark.slow
 def test_an_adapter_with_a_policy_that_the_agent_never_calls_is_refused_before_collecting(project, remote):
     use_remote(project, remote).set("trainer_adapters.adapter", {"_type": "test_engine_adapter"})
     project.set("finetuning.policy", {"model": str(project.model)})
@@ -190,6 +192,7 @@ def test_which_remote_entries_are_trained(finetuning, workflow, trained):
     assert find_remote_entries(config) == trained
 
 
+@pytest.mark.slow
 def test_siblings_that_are_equal_are_blamed_on_what_decides_it(project, remote):
     remote.is_greedy = True
     result = use_remote(project, remote).finetune(code=3)
@@ -197,6 +200,7 @@ def test_siblings_that_are_equal_are_blamed_on_what_decides_it(project, remote):
     assert "finetuning.sampling has no effect on a remote model" in result.output
 
 
+@pytest.mark.slow
 def test_groups_of_one_are_accepted_where_the_backend_groups(project, remote):
     use_remote(project, remote).set("trajectory_builders.builder.num_generations", 1)
     project.set("finetuning.num_epochs", 1)
@@ -205,6 +209,7 @@ def test_groups_of_one_are_accepted_where_the_backend_groups(project, remote):
     assert len(rows) == 38, "no group is dropped for want of siblings"
 
 
+@pytest.mark.slow
 def test_the_pages_settings_for_a_training_server_of_your_own(project, remote):
     """The YAML block of that section of docs/remote.md, with the stand-in's URL."""
     page = (Path(__file__).parents[3] / "docs" / "remote.md").read_text(encoding="utf-8")
@@ -217,6 +222,7 @@ def test_the_pages_settings_for_a_training_server_of_your_own(project, remote):
     assert len(remote.submitted) == 1
 
 
+@pytest.mark.slow
 def test_a_run_of_a_remote_model_resumes_without_training_twice(project, remote):
     use_remote(project, remote).set("finetuning.limits", {"max_tokens": 50})
     project.shrink(3).finetune(code=5)

@@ -67,6 +67,7 @@ def test_the_best_model_is_named_although_no_checkpoint_holds_it(project, remote
     assert "the backend saves no checkpoint of it" in result.output
 
 
+@pytest.mark.slow
 def test_a_trainer_that_submits_no_job_does_not_end_as_trained(project, remote):  # noqa: F811
     result = use_trainer(project, remote, 2, submits=False).shrink(2).finetune(code=3)
     assert "nothing was trained: PlainTrainer collected 2 times and submitted no job" in result.output
@@ -107,6 +108,7 @@ async def test_an_unhealthy_backend_is_noticed_around_any_trainer(tmp_path):
         await run.run()
 
 
+@pytest.mark.slow
 def test_a_run_without_a_job_may_end_well_if_it_is_asked_to(project, remote):  # noqa: F811
     assert "submitted no job in 1 epoch (" in (
         use_trainer(project, remote, 1, submits=False).shrink().finetune(code=3).output
@@ -118,6 +120,7 @@ def test_a_run_without_a_job_may_end_well_if_it_is_asked_to(project, remote):  #
     assert "promoted    no: no training job was submitted, so the base model stays" in result.output
 
 
+@pytest.mark.slow
 def test_its_epochs_are_shown_as_what_they_are(project, remote):  # noqa: F811
     stages, episodes = [], {}
 

@@ -117,6 +117,7 @@ class ScoringEndpoint(OpenAIServer):
         await self.model.close()
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_goes_down_ends_the_run_which_resumes_with_the_same_episodes(staged, teacher):
     staged.set("finetuning.algorithm", DISTILL["algorithm"]).set("finetuning.num_epochs", 1)
     with serve_in_thread(ScoringEndpoint(teacher, limit=1)) as endpoint:
@@ -193,6 +194,7 @@ def test_the_settings_of_each_stage_are_shown_and_written(staged):
     assert written["pipeline"]["grpo"]["policy"]["optimizer"]["name"] == "adamw"
 
 
+@pytest.mark.slow
 def test_demonstrations_of_held_out_examples_are_left_out(staged):
     """A file with a demonstration of every example of the run: those of `select` and `confirm` are not trained on."""
     chats = [[{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "aeiou"}] for n in range(64)]
@@ -217,6 +219,7 @@ def test_near_duplicates_in_a_stages_examples_are_refused(staged, near_duplicate
     assert ("held-out examples repeat a training example" in result.output) == (exit_code == 2)
 
 
+@pytest.mark.slow
 def test_a_smoke_test_runs_every_stage(staged):
     staged.set("finetuning.pipeline", {"sft": SFT, "grpo": {"num_epochs": 3, **GRPO}})
     staged.finetune("--smoke", code=0)
@@ -236,6 +239,7 @@ def test_the_last_stage_can_be_extended_and_no_other(staged):
     assert staged.summary["stages"] == {"sft": 2, "grpo": 2}
 
 
+@pytest.mark.slow
 def test_stages_in_another_order_are_a_change(staged):
     """They compare equal key by key, but each epoch would belong to another stage."""
     stages = {"sft": {**SFT, "num_epochs": 1}, "grpo": {"num_epochs": 1, **GRPO}}

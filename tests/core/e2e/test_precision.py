@@ -52,6 +52,7 @@ def set_speedup(monkeypatch, speedup):
     monkeypatch.setattr("reinforge.engine.model.dtype.measure_speedup", lambda *_: speedup)
 
 
+@pytest.mark.slow
 def test_an_automatic_type_is_printed_recorded_and_kept_when_the_run_is_resumed(project, monkeypatch):
     set_speedup(monkeypatch, 3.0)
     project.set("finetuning.policy.dtype", "auto").shrink()

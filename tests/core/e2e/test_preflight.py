@@ -109,6 +109,7 @@ def test_the_text_has_every_part_and_the_recommendation_last(project):
     assert lines[-1].startswith("recommendation: GRPO with groups of ")
 
 
+@pytest.mark.slow
 def test_confirm_is_not_touched(project):
     """The agent is never asked a question of `confirm`: that would spend what the verdict needs."""
     asked = project.folder / "asked.txt"
@@ -141,6 +142,7 @@ def test_a_long_epoch_is_predicted_from_a_small_one(project):
     assert found["time"]["known_s"] > 5 * 152 / 16 * 0.3
 
 
+@pytest.mark.slow
 def test_a_probe_ends_when_its_time_is_up(project):
     """An episode takes 1 s, 16 at a time: 20 examples, 10 of select and 5 epochs of 128 would take a minute."""
     project.write_agent(SLOW_AGENT.format(seconds=1))
@@ -169,6 +171,7 @@ def test_a_job_that_is_late_is_not_waited_for(project):
     assert found["predictions"][0]["name"] == "base", "what was measured before is reported"
 
 
+@pytest.mark.slow
 def test_a_run_shows_how_far_off_its_preflight_was(project):
     project.set("finetuning.num_epochs", 1)
     found = report(project, *QUICK)
@@ -191,6 +194,7 @@ def test_a_run_shows_how_far_off_its_preflight_was(project):
     assert other["predictions"] == [], "of another configuration"
 
 
+@pytest.mark.slow
 def test_a_noisy_reward_is_found(project):
     project.write(
         "task.py",
@@ -243,6 +247,7 @@ def test_an_agent_that_always_fails_says_why(project):
     assert "no such tool" in result.output
 
 
+@pytest.mark.slow
 async def test_a_judge_is_paid_for_by_its_tokens(project):
     """Each score asks the judge once for 7 and 3 tokens; a run of E episodes costs E times that."""
     verdict = json.dumps({"reason": "fine", "score": 0.5})
@@ -263,6 +268,7 @@ async def test_a_judge_is_paid_for_by_its_tokens(project):
     assert any("judge" in line and "prompt" in line for line in found.format_lines())
 
 
+@pytest.mark.slow
 def test_of_a_pipeline_only_the_first_stage_is_predicted(project):
     stages = {"first": {"num_epochs": 2}, "second": {"num_epochs": 3}}
     project.set("finetuning.pipeline", stages)
@@ -275,6 +281,7 @@ def test_of_a_pipeline_only_the_first_stage_is_predicted(project):
     assert found["time"]["total_s"] is None
 
 
+@pytest.mark.slow
 def test_what_would_end_the_run_is_said(project):
     """Greedy decoding gives identical siblings, which a run refuses in its first epoch."""
     project.set("finetuning.sampling", {"temperature": 0.0})

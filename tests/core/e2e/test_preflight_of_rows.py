@@ -24,6 +24,7 @@ def offline(project):
     return project.set("trajectory_builders.builder", {"_type": "dataset"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "algorithm", "advice"),
     [

@@ -145,6 +145,7 @@ async def test_check_tells_what_the_reward_compares_with_and_tries_it_on_expecte
     assert not [note for note in report.notes if "the same score" in note]
 
 
+@pytest.mark.slow
 async def test_a_tiny_model_learns_what_the_judge_prefers(project):
     """The judge likes vowels, nobody labels anything, and the share of vowels rises."""
     share = lambda answer: sum(letter in "aeiou" for letter in answer) / max(1, len(answer))  # noqa: E731

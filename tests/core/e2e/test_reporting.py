@@ -87,6 +87,7 @@ async def test_a_gain_of_one_part_alone_comes_with_a_warning_everywhere(tmp_path
     assert "| evaluator | judge 0.000" in report
 
 
+@pytest.mark.slow
 async def test_a_constant_reward_is_told_once_before_training_and_ends_without_an_offer_to_resume(tmp_path, plots):
     run = LearningRun(tmp_path, reward=never)
     run.settings["finetuning"]["limits"] = {"max_refills": 0}
@@ -129,6 +130,7 @@ async def test_a_forgotten_return_is_told_with_its_line_where_the_evaluator_fail
     )
 
 
+@pytest.mark.slow
 async def test_a_stopped_run_tells_its_best_checkpoint_how_to_use_it_and_how_to_resume(tmp_path):
     run = LearningRun(tmp_path, reward=by_version)
     run.settings["finetuning"] |= {"num_epochs": 30, "run_configuration": {"validation_interval": 1}}

@@ -177,6 +177,7 @@ def test_the_work_of_a_users_trainer_is_repeated_as_a_whole(project):
     assert keys == [(256, 256)]
 
 
+@pytest.mark.slow
 def test_a_run_whose_backend_lost_the_weights_is_not_resumed(project, monkeypatch):
     """An adapter in this process without checkpoints: the base would be served as if it were trained."""
 

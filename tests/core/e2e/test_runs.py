@@ -263,6 +263,7 @@ def test_verify_names_what_is_damaged_and_how_to_fix_it(runs, damage, said):
     assert "killed" in call("list").output
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_of_any_file_is_found_and_named(runs):
     """Also in bytes that nothing reads: pages of the journal that no row uses, or a plot."""
     done, rng = runs / "done", random.Random(0)
@@ -295,6 +296,7 @@ def test_without_the_manifest_a_changed_summary_is_sound(runs, monkeypatch):
     assert verify_run(runs / "done").is_sound
 
 
+@pytest.mark.slow
 def test_a_report_that_is_written_again_is_listed_again(runs):
     for name in ("done", "killed"):
         page = runs / name / "report.html"
@@ -304,6 +306,7 @@ def test_a_report_that_is_written_again_is_listed_again(runs):
         assert "report.html: it has" in call("verify", name, code=4).output
 
 
+@pytest.mark.slow
 def test_verify_of_a_completed_run_says_how_to_export_an_epoch_again(runs):
     export = runs / "done" / "episodes" / "epoch-0001.jsonl.zst"
     before = export.read_bytes()
@@ -376,6 +379,7 @@ def test_rm_asks_at_a_terminal(runs, monkeypatch, capsys):
     os.close(ours)
 
 
+@pytest.mark.slow
 def test_checks_and_looks_at_runs_import_no_torch(runs):
     code = (
         "import sys\nfrom reinforge.cli import main\n"
@@ -388,6 +392,7 @@ def test_checks_and_looks_at_runs_import_no_torch(runs):
     assert ("2 False" in lines, lines[-1]) == (True, "0 False"), ended.stderr
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_is_judged_after_the_epochs_that_it_has_trained(runs):
     call("verdict", "killed", "--project_root", ".", code=0)
     judged = json.loads((runs / "killed" / "summary.json").read_text())

@@ -41,6 +41,7 @@ def has_changed(project, adapter, last):
     return any(not np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_both_adapters_are_trained_evaluated_and_promoted(team, tiny_model_dir):
     base = load_file(tiny_model_dir / "model.safetensors")
     team.rows = [{"id": str(i), "question": f"say {i}", "answer": "a"} for i in range(64)]

@@ -146,6 +146,7 @@ def test_an_adapter_that_wraps_the_engine_trains(project):
     assert project.summary["confirm_base"]["num_examples"] == 16
 
 
+@pytest.mark.slow
 def test_a_trainer_that_reorders_the_loop_trains(project):
     """Its jobs are one opaque stage: what it leaves behind is published once, proved, saved and judged."""
     project.set("trainers.trainer", {"_type": "test_reordered"}).shrink(2).finetune(code=0)
@@ -156,6 +157,7 @@ def test_a_trainer_that_reorders_the_loop_trains(project):
     assert (project.run / "checkpoints" / "step-000001").is_dir()
 
 
+@pytest.mark.slow
 def test_the_guides_three_parts_train_together_over_our_engine(project):
     """Builder and trainer of the guide, an adapter around the engine: nothing of ours but the run around them."""
     project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 4})
@@ -168,6 +170,7 @@ def test_the_guides_three_parts_train_together_over_our_engine(project):
     assert project.summary["final"]["mean"] > project.summary["baseline"]["mean"]
 
 
+@pytest.mark.slow
 def test_a_failed_job_that_a_trainer_only_returns_fails_the_run(project):
     """NAT core 2, ART 9: exit 3 with the job's own reason, also where the cleanup breaks afterwards."""
     project.set("trainers.trainer", {"_type": "test_reordered", "fails": True, "cleanup_fails": True})
@@ -200,6 +203,7 @@ async def converting(config, builder):
     yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps_numbers", [True, False])
 def test_turns_that_name_their_completion_are_trained_on_the_tokens_that_were_sampled(project, keeps_numbers):
     project.set("trajectory_builders.builder", {"_type": "test_converting", "keeps_numbers": keeps_numbers})
@@ -228,6 +232,7 @@ async def rescaling(config, builder):
     yield Rescaling(config, ["agent"])
 
 
+@pytest.mark.slow
 def test_the_reward_is_decided_once_so_the_journal_keeps_what_trains(project):
     project.set("trajectory_builders.builder", {"_type": "test_rescaling", "num_generations": 4})
     project.set("finetuning.num_epochs", 1).set("finetuning.outcomes", {"max_missing": 0.5})

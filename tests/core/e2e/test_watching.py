@@ -79,6 +79,7 @@ async def test_the_figures_of_the_guards_come_from_the_training_episodes(tmp_pat
         assert 0 < row["reward_std"] < 3
 
 
+@pytest.mark.slow
 async def test_a_run_sends_its_metrics_to_its_trackers(tmp_path):
     pytest.importorskip("tensorboardX")
     run = ScriptedRun(tmp_path)

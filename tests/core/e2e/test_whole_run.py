@@ -96,6 +96,7 @@ def coin(output, expected):
 """
 
 
+@pytest.mark.slow
 def test_the_watchdog_names_the_stage_where_a_run_hangs(project):
     project.write_agent(_SLOW)
     project.set("finetuning.limits", {"stage_timeout_s": 0.3}).shrink()

@@ -229,6 +229,16 @@ def test_a_template_that_builds_too_much_once_is_tried_again(set_limit):
     assert template.render({"messages": [{"content": "3"}]}) == "xxx"
 
 
+def test_without_the_budget_the_same_templates_would_go_on(monkeypatch):
+    """Mutation check: with loops that pay nothing, a template runs as long as it likes."""
+    monkeypatch.setattr(template_budget, "MAX_RENDER_CPU_S", 0.01)
+    loops = "{% for a in range(999) %}{% for b in range(999) %}{% endfor %}{% endfor %}done"
+    with pytest.raises(TemplateLimitReached):
+        ChatTemplate(loops).render({})
+    monkeypatch.setattr(Budget, "step", lambda budget, value=None, num_chars=0: value)
+    assert ChatTemplate(loops).render({}) == "done"
+
+
 def test_a_long_conversation_may_build_more(set_limit):
     set_limit("render_chars", 1000)
     repeated = "{% for i in range(50) %}{{ messages[0].content }}{% endfor %}"

@@ -79,6 +79,7 @@ def test_recorded_steps_follow_slots_and_weights(tiny_model_dir, monkeypatch, la
         assert differ(sample_twice(tiny_model_dir, monkeypatch, graphs), launched) < 1e-4
 
 
+@pytest.mark.slow
 def test_recording_fails(tiny_model_dir, monkeypatch, caplog, launched):
     """Steps go on as before, and a shortage of memory is left to those who can free some."""
     graphs = DecodeGraphs(Recorder(RuntimeError("operation not permitted when stream is capturing")))

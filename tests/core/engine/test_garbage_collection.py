@@ -34,7 +34,7 @@ class Node:
 
 def make_many():
     """More objects than those that Python freezes itself."""
-    return [Node() for _ in range(10 * FROZEN_AT_START)]
+    return [Node() for _ in range(50 * FROZEN_AT_START)]
 
 
 def cycle():
@@ -74,6 +74,7 @@ def test_settings_are_restored_after_an_error():
     assert gc.get_freeze_count() == 0
 
 
+@pytest.mark.slow
 def test_a_nested_run_changes_nothing():
     lasting = make_many()
     with limit_garbage_collection():
@@ -84,6 +85,7 @@ def test_a_nested_run_changes_nothing():
         assert gc.get_threshold() == THRESHOLDS
 
 
+@pytest.mark.slow
 def test_a_run_collects_garbage_of_the_run_before():
     """Such as its model, whose weights would otherwise stay in memory next to the new ones."""
     with limit_garbage_collection():
@@ -92,6 +94,7 @@ def test_a_run_collects_garbage_of_the_run_before():
         assert left() is None
 
 
+@pytest.mark.slow
 def test_objects_that_the_program_froze_stay_frozen():
     lasting, before = make_many(), gc.get_threshold()
     gc.freeze()

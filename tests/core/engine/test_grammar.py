@@ -93,6 +93,7 @@ def test_a_stop_text_still_ends_the_reply(engine):
     assert {reply.finish_reason for reply in replies} == {"stop"}
 
 
+@pytest.mark.slow
 def test_seeds_repeat_and_neighbors_do_not_matter(engine):
     """Alone or next to others, constrained or not, a seed gives the same reply to the bit."""
     free, constrained = request(seed=3, max_tokens=40), held(json.dumps(SCHEMA), seed=3)

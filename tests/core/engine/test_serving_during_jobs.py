@@ -84,6 +84,7 @@ def test_replies_of_the_published_version_come_during_a_job_and_after_it(engine)
     assert measure_error(engine, [after]) < 1e-4
 
 
+@pytest.mark.slow
 def test_the_canary_finds_a_copy_that_was_not_updated(engine, monkeypatch):
     """Mutation check: the copy is the second place where weights could be forgotten."""
 
@@ -106,6 +107,7 @@ def test_a_copy_of_adapters_shares_the_weights_below_them(lora):
     assert len(shared) > len(own) / 3
 
 
+@pytest.mark.slow
 def test_each_of_several_adapters_is_served_from_its_own_copy(tiny_model_dir):
     with load(tiny_model_dir, adapters=("a", "b"), **LORA) as engine:
         engine.begin_job("a", "b")

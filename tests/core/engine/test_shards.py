@@ -80,6 +80,7 @@ def test_a_job_is_undone_and_the_first_weights_come_back(load, peers):
     assert engine.fingerprint() == first
 
 
+@pytest.mark.slow
 def test_a_checkpoint_has_the_whole_state_and_is_loaded_into_shards(load, peers, tmp_path):
     engine, alone = load(), load()
     engine.join_peers(peers, "full")

@@ -287,6 +287,7 @@ async def test_an_async_function_with_two_parameters(rewards):
     await pool.close()
 
 
+@pytest.mark.slow
 async def test_other_functions_are_refused(rewards):
     pool = WorkerPool("rewards:wrong", rewards, LOADER)
     with pytest.raises(ConfigError, match="has the wrong parameters"):

@@ -118,6 +118,7 @@ async def test_too_few_examples_to_decide_say_how_many_more(tmp_path):
     assert why.fix == f"start a run with finetuning.splits.confirm: {needed} and more rows"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("teacher_fails", "difference", "outcome", "headline"),
     [
@@ -156,6 +157,7 @@ async def test_a_base_that_cannot_be_restored_is_not_compared(tmp_path):
     assert summary.non_inferiority is None
 
 
+@pytest.mark.slow
 async def test_another_model_answers_the_confirm_examples_once(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     async with OpenAIServer(says("yes")) as server:
@@ -176,6 +178,7 @@ async def test_another_model_answers_the_confirm_examples_once(tmp_path, monkeyp
             await run.run(resume=tmp_path / "r")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_backoff")
 async def test_a_reference_that_fails_gives_no_verdict(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "k")

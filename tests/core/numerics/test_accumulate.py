@@ -169,6 +169,7 @@ def test_a_rollback_takes_other_weights_back_with_their_scale(engine):
     assert all(np.array_equal(a, b) for a, b in zip(score(engine), before, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [16.0, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_a_copy_that_serves_has_the_scale_of_the_weights_that_it_was_given(tiny_model_dir, alpha):
     with load_engine(tiny_model_dir, lora=LORA, adapters=NAMES, serves_during_jobs=True) as engine:

@@ -95,6 +95,7 @@ def test_every_family(tmp_path, family):
     assert measure_difference(*weights) <= 1e-6
 
 
+@pytest.mark.slow
 def test_adapters_of_a_frozen_model_get_their_gradients(deep_model_dir):
     """The input of the first layer carries no gradient."""
     samples = sibling_samples()

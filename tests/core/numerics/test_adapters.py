@@ -127,6 +127,7 @@ def test_only_what_is_trained_changes_and_the_reference_is_the_model_without_it(
         assert_sampler_equals_learner(engine)
 
 
+@pytest.mark.slow
 def test_other_adapters_are_refused(untied, tmp_path):
     with load(untied) as engine:
         engine.save(tmp_path / "saved", 1)

@@ -72,6 +72,7 @@ def test_the_sampler_and_the_learner_are_the_plain_forward(engine):
         assert np.abs(logprobs[first:] - plain).max() <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_second_turns_come_from_the_prefix_cache(engine):
     """Six conversations of three turns side by side, of different lengths; then two branches of one node."""
     rng = np.random.default_rng(3)
@@ -166,6 +167,7 @@ def test_a_step_on_shared_prompts_is_the_step_on_rows(name, tmp_path):
         assert sample_and_measure(engine)[1] <= TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sort_cases(MULTIMODAL, "smolvlm", ("qwen3_vl", "gemma4")))
 def test_the_text_part_of_a_multimodal_checkpoint(family, tmp_path):
     """Sampled and trained alone: towers for pictures and sound are frozen and get no adapters."""

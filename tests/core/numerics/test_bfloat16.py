@@ -84,6 +84,7 @@ def test_old_logprobs_are_computed_where_the_samplers_are_inexact(tiny_model_dir
     assert all((sample.old_logprobs is not None) == computed for sample in samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [{"steps_per_job": 1}, {"steps_per_job": 2, "num_iterations": 2}])
 def test_deferred_old_logprobs_are_those_from_before_the_job(tiny_model_dir, batch):
     """The first step takes them from its own forward pass; those of later steps are computed before it."""
@@ -140,6 +141,7 @@ def test_old_logprobs_are_not_deferred_where_credit_compares_them_with_the_refer
     assert all(sample.old_logprobs is not None for sample in samples)
 
 
+@pytest.mark.slow
 def test_a_sampler_that_is_0_05_off_is_measured_and_corrected(tiny_model_dir):
     """p_old / p_sampler = e^0.05: the gradient is that of an exact sampler times 1.0513, as the estimate should be."""
     found = []

@@ -32,6 +32,7 @@ def sample(engine):
     return samples
 
 
+@pytest.mark.slow
 def test_the_learner_computes_what_the_sampler_computes(tiny_model_dir):
     """Before and after a step, to 1e-5; and a single token as in a batch, which bitsandbytes has a kernel for."""
     with load(tiny_model_dir) as engine:

@@ -216,6 +216,7 @@ def count_changed_replies(base, fast_paths, rounds=6):
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast_paths", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_bits_of_deterministic_replies_do_not_depend_on_other_rows(tiny_model_dir, fast_paths):
     assert count_changed_replies(tiny_model_dir, fast_paths) == 0
@@ -226,6 +227,7 @@ def sample_mixed(engine):
     return sample_replies(engine, [tokens(5 + n, seed=n) for n in range(6)], 8, adapters=["verifier", "prover"] * 3)
 
 
+@pytest.mark.slow
 def test_rows_of_a_wrong_adapter_or_place_are_found(fast, monkeypatch):
     """Mutation check: the fast decoder with adapters swapped, rows in no order, or results in the wrong rows."""
     mutations = {
@@ -275,6 +277,7 @@ def sample_while_the_other_learns(engine):
     return sample_mixed(engine)
 
 
+@pytest.mark.slow
 def test_an_adapter_that_learns_is_sampled_with_its_new_weights_only(fast, monkeypatch):
     """Mutation check: copies of weights that are never dropped are found."""
     assert measure_error(fast, sample_while_the_other_learns(fast)) <= 1e-5
@@ -319,6 +322,7 @@ FOREIGN = {
 }
 
 
+@pytest.mark.slow
 def test_adapters_of_any_rank_and_layers_share_a_batch_while_others_come_and_go(tiny_model_dir, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -418,6 +422,7 @@ REFUSED = FOREIGN_TO_ALL | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "kind",
@@ -436,6 +441,7 @@ def test_an_adapter_that_cannot_share_a_batch_is_refused_before_it_changes_anyth
     assert measure_error(serving, after) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     "kind", [kind if kind == "bias" else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECIAL]
@@ -459,6 +465,7 @@ def test_several_adapters_of_the_embeddings_are_refused(tiny_model_dir):
         load(tiny_model_dir, lora=lora)
 
 
+@pytest.mark.slow
 def test_impossible_adapter_settings_are_rejected(tmp_path, engine):
     base = engine.config.model
     with pytest.raises(ConfigError, match="LoRA is off"):

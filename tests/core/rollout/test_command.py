@@ -144,6 +144,7 @@ async def test_a_failure_costs_its_episode_and_says_why(agent, code, reason, set
     assert reason in record.reason
 
 
+@pytest.mark.slow
 async def test_failures_of_the_policy(agent):
     """The program says so, or the answer that is not JSON is what the policy wrote."""
     (by_code,) = await agent("ask('x'); print('out'); sys.exit(9)", policy_error_codes=[9])
@@ -328,6 +329,7 @@ async def test_a_check_opens_no_port_and_runs_nothing(tmp_path):
         assert workflow.function.accesses.gateway is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 async def test_a_node_program(tmp_path):
     (tmp_path / "agent.mjs").write_text(NODE_AGENT)

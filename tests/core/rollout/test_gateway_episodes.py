@@ -78,6 +78,7 @@ async def test_a_client_of_each_api(answer, stream):
         check_episode(record)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_of_a_coroutine(stream):
     async def agent(item, llm, context):

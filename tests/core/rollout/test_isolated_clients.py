@@ -2,6 +2,8 @@
 
 import textwrap
 
+import pytest
+
 from reinforge.errors import BackendUnavailable, ContextOverflow
 from reinforge.rollout.isolation.isolated_agent import open_isolated
 from reinforge.types.trajectory import Outcome
@@ -79,6 +81,7 @@ async def test_an_agent_in_a_process_is_recorded_token_by_token_and_its_calls_fa
     assert outlive.calls == []
 
 
+@pytest.mark.slow
 async def test_a_coroutine_in_a_process_is_recorded_token_by_token(tmp_path):
     [record] = await run(tmp_path, "coroutine", "2+3?")
     assert (record.outcome, record.item.output_obj) == (Outcome.OK, ["The sum is 5."] * 2), record.reason

@@ -213,6 +213,7 @@ FAILURES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [isolated, partial(placed, num_processes=1)], ids=["isolated", "placed"])
 @pytest.mark.filterwarnings("ignore:coroutine")
 async def test_exceptions_and_every_way_to_call_are_those_of_this_process(agents, workers):
@@ -278,6 +279,7 @@ def sleepers():
     return {each.pid for each in found if each.info["cmdline"] == ["sleep", "60"] and each.info["status"] != "zombie"}
 
 
+@pytest.mark.slow
 async def test_a_process_that_hangs_is_killed_with_everything_that_it_has_started(agents):
     before = sleepers()
     async with isolated(agents, "attack") as workflow:
@@ -286,6 +288,7 @@ async def test_a_process_that_hangs_is_killed_with_everything_that_it_has_starte
         assert sleepers() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -299,6 +302,7 @@ async def test_a_function_that_cannot_run_in_a_process_is_refused(agents, functi
             pass
 
 
+@pytest.mark.slow
 async def test_a_module_that_ends_its_process_is_refused(agents):
     (agents / "bad.py").write_text("import os\nos._exit(9)\n")
     with pytest.raises(ConfigError, match="the process exited with code 9"):

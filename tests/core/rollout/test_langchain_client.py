@@ -23,6 +23,7 @@ def test_without_langchain_it_says_what_to_install(monkeypatch):
     assert 'pip install langchain-core, or use wrapper_type="openai"' in str(caught.value)
 
 
+@pytest.mark.slow
 def test_langchain_is_imported_on_request_only():
     code = (
         "import sys, reinforge.finetuning, reinforge.rollout.langchain_client; print('langchain_core' in sys.modules)"

@@ -131,6 +131,7 @@ async def test_a_process_that_ends_costs_no_episode_and_no_token(folder):
     assert {(record.outcome, record.attempt) for record in there} == {(Outcome.OK, 0)}
 
 
+@pytest.mark.slow
 async def test_an_agent_that_ends_its_process_costs_its_own_episode_alone(folder):
     async with placed(folder, "die", num_processes=1) as workflow:
         records = await collect(evaluation_of(workflow, kinds=["die", ""], concurrency=2))
@@ -161,6 +162,7 @@ async def test_an_agent_that_ignores_its_cancellation_is_abandoned_and_counted(f
     assert evaluation.runner.status.num_abandoned == 1
 
 
+@pytest.mark.slow
 async def test_an_agent_that_floods_the_run_holds_up_no_other_for_longer_than_its_time(folder):
     async with placed(folder, "flood", num_processes=1) as workflow:
         kinds = ["flood", *[""] * 3]
@@ -168,6 +170,7 @@ async def test_an_agent_that_floods_the_run_holds_up_no_other_for_longer_than_it
     assert [record.outcome for record in records] == [Outcome.TIMEOUT, *[Outcome.OK] * 3]
 
 
+@pytest.mark.slow
 async def test_a_run_that_stops_cancels_its_episodes(folder):
     async with placed(folder, "notice", num_processes=1) as workflow:
         work = asyncio.create_task(collect(evaluation_of(workflow)))

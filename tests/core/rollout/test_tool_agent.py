@@ -386,6 +386,7 @@ def find_results(record):
     return [m["content"] for m in record.calls[-1].request.messages if m["role"] == "tool"]
 
 
+@pytest.mark.slow
 async def test_tools_of_an_mcp_server(served, tmp_path, monkeypatch):
     (tmp_path / "server.py").write_text(SDK_SERVER)
     monkeypatch.setenv("CANARY_SECRET", "x")

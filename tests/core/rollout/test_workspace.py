@@ -149,6 +149,7 @@ async def test_the_tests_replace_what_the_agent_prepared_and_nothing_outside(run
     assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("kept.py", "kept")]
 
 
+@pytest.mark.slow
 async def test_what_the_agent_left_running_is_dead_when_its_work_is_scored(run):
     code = """
     import subprocess, time
@@ -181,6 +182,7 @@ assert not {"OPENAI_API_KEY", "OWN", "SECRET_KEY"} & os.environ.keys()
 """
 
 
+@pytest.mark.slow
 async def test_the_command_of_the_reward_starts_without_anything_that_the_agent_prepared(run, project, monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "canary")
     write(project / "tasks/a/deep/conftest.py", "as it was")
@@ -223,6 +225,7 @@ def test_how_a_reward_is_read_and_that_unknown_is_never_0(tmp_path, parse, code,
     assert found == expected or expected in found
 
 
+@pytest.mark.slow
 async def test_a_command_without_a_reward_is_a_missing_reward(run):
     slow = {"command": [PYTHON, "-c", "import time; time.sleep(60)"], "timeout_s": 0.5}
     infinite = {"command": [PYTHON, "-c", "print('1e999')"], "parse": "last_number"}
@@ -233,6 +236,7 @@ async def test_a_command_without_a_reward_is_a_missing_reward(run):
         assert reason in str(error)
 
 
+@pytest.mark.slow
 async def test_a_diff_is_short_and_follows_no_link(run, project):
     write(project / "tasks/a/gone.py", "old\n")
     write(project / "tasks/a/folder/linked.py", "old\n")
@@ -285,6 +289,7 @@ async def test_settings_that_cannot_work_are_refused(tmp_path, monkeypatch, sett
         await open_workflow(tmp_path, settings, makes_models=False).__aenter__()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_a_preset_gives_a_program_its_task_its_model_and_a_home(tmp_path, monkeypatch, preset):
     program = tmp_path / PRESETS[preset]["command"][0]

@@ -114,6 +114,7 @@ def test_other_examples_are_compared_by_their_means_and_it_says_so(made):
     assert found.conclude().startswith("large is better in reward: ")
 
 
+@pytest.mark.slow
 def test_equal_ids_of_other_questions_are_not_paired(made, tmp_path):
     found = compare(made, "short", "kind")
     assert found.is_paired, "the dataset is the same; that the agent asks in other words is what is compared"
@@ -174,6 +175,7 @@ def change_episodes(folder, change, **columns):
     journal.close()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_extended_is_compared_by_its_last_verdict(copied):
     """The episodes of the first verdict stay in the journal; they are of an earlier model."""
     before = compare(copied, "short", "long").metrics[0]
@@ -203,6 +205,7 @@ def pick_two(made):
     return sorted(head.example_id for head in JournalReader(made / "long").last_heads("confirm_tuned"))[:2]
 
 
+@pytest.mark.slow
 def test_examples_of_one_conversation_are_not_independent(made, copied):
     """Three conversations of two examples: 3 clusters flip, so p is 2 / 2^3 and nothing is shown."""
     for name in ("short", "long"):
@@ -220,6 +223,7 @@ def test_examples_of_one_conversation_are_not_independent(made, copied):
     assert wide.ci_high - wide.ci_low > narrow.ci_high - narrow.ci_low, "conversations count, not their examples"
 
 
+@pytest.mark.slow
 async def test_a_run_records_the_conversations_of_its_held_out_examples(tmp_path):
     run = LearningRun(tmp_path, count=48)
     rows = run.settings["eval"]["general"]["dataset"]["rows"]
@@ -268,6 +272,7 @@ async def score_again(runs, judge, reward, count=24):
     return await rescore(runs, judge, loaded, run.registry())
 
 
+@pytest.mark.slow
 async def test_outputs_of_both_runs_are_scored_anew_by_the_evaluators_of_one(made):
     """Both models are equal; the reward of `fast` is twice that of `short`."""
     runs = [made / "short", made / "fast"]

@@ -276,6 +276,7 @@ def ran(tmp_path_factory):
     return folder / "r"
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_again(ran, tmp_path):
     shutil.copytree(ran, tmp_path / "r")
     (tmp_path / "r" / "report.html").unlink()
@@ -287,6 +288,7 @@ def test_the_command_writes_the_page_again(ran, tmp_path):
     assert "nothing" in missing.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["collect", "validate"])
 def test_a_damaged_episode_is_named_not_shown(ran, tmp_path, phase):
     shutil.copytree(ran, tmp_path / "r")

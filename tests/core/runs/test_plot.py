@@ -85,6 +85,7 @@ def test_an_arm_without_a_mean_is_left_out():
     assert "verdict (confirm), base" not in figure.axes[0].get_legend_handles_labels()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "validations"),
     [

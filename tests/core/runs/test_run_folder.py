@@ -312,6 +312,7 @@ def test_a_run_folder_below_a_link_is_not_damaged(tmp_path):
     assert find_damage(tmp_path / "there" / "c") is None
 
 
+@pytest.mark.slow
 def test_a_refill_is_told_with_its_number_of_trajectories(tmp_path):
     run = ScriptedRun(tmp_path / "runs", count=40)
     run.settings["trajectory_builders"]["builder"]["examples_per_epoch"] = 4

@@ -78,6 +78,7 @@ async def test_a_configuration_that_is_only_checked_starts_no_process(data):
         assert (workflow.pool.workers, workflow.source) == ([], "agent (placed_task.py:2)")
 
 
+@pytest.mark.slow
 async def test_an_agent_that_a_worker_cannot_build_is_refused_before_the_run(data):
     """This process is the first in which the module is imported, which it says in a file."""
     Path("placed_task.py").write_text(AGENT + FIRST_ONLY)
@@ -90,6 +91,7 @@ async def agent(item, llm, context):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "path", "message"),
     [

@@ -51,6 +51,7 @@ async def test_too_few_pinned_examples_say_so_although_none_has_changed(tmp_path
     assert "but 40 examples are too few to rule out that reward on the regression set pinned.jsonl" in summary.reason
 
 
+@pytest.mark.slow
 async def test_a_model_that_forgot_pinned_examples_is_not_promoted_although_it_improved(tmp_path):
     summary = await Pinned(tmp_path, 4, margin=0.1).run()
     assert summary.improvement.ci_low > 0.3
@@ -63,6 +64,7 @@ async def test_a_model_that_forgot_pinned_examples_is_not_promoted_although_it_i
     assert load_summary(tmp_path / "r").explanations[0].reason == "worse on the regression set"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("margin", "promoted"), [(0.3, True), (0.02, False)])
 async def test_the_whole_interval_must_be_above_the_margin(tmp_path, margin, promoted):
     """One of 40 fails: -0.025, with an interval that ends below -0.02 and above -0.3."""
@@ -82,6 +84,7 @@ async def test_a_gate_that_judges_no_regression_set_promotes_the_forgetful_model
     assert (await Pinned(tmp_path, 4, margin=0.1).run()).promoted is True
 
 
+@pytest.mark.slow
 async def test_one_example_decides_nothing(tmp_path):
     summary = await Pinned(tmp_path, 5000, count=1).run()
     assert summary.promoted is None
@@ -95,6 +98,7 @@ async def test_a_broken_line_is_named_before_anything_runs(tmp_path):
         await run.run()
 
 
+@pytest.mark.slow
 async def test_what_is_pinned_may_be_trained_on_and_has_ids_of_its_own(tmp_path):
     run = Pinned(tmp_path, 5000, margin=0.1)
     run.settings["finetuning"]["splits"]["near_duplicates"] = "refuse"
