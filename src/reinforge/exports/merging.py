@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from reinforge.config.finetuning_blocks import SamplingConfig
+from reinforge.engine.adapter_packages import import_peft
 from reinforge.engine.checkpoint import hide_progress_bars
-from reinforge.engine.model.architecture import import_peft
 from reinforge.engine.model.hub import check_model_source
 from reinforge.engine.model.loading import load_module
 from reinforge.engine.model.model_files import ADAPTER_CONFIG

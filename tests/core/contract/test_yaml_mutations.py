@@ -128,8 +128,7 @@ def make_settings(count):
     return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_changed_file_is_valid_or_rejected_with_a_location(tmp_path, count):
     @make_settings(count)
     @example(name="demo.yml", seed=0, count=1, on_text=False, value=None)
@@ -166,7 +165,7 @@ def check_document(path, content):
     "\n".join(map(str, problems)).encode()
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_any_bytes_are_valid_or_rejected_with_a_location(tmp_path, count):
     @make_settings(count)
     @example(content=b'"\\ud800": 1')

@@ -233,9 +233,15 @@ def execute(path, folder, monkeypatch):
     return client.execute()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1500)
-@names
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.slow if path.stem == "from_logs" else pytest.mark.fault)
+        for path in NOTEBOOKS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     notebook = execute(path, tmp_path, monkeypatch)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]

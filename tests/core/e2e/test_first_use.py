@@ -143,8 +143,14 @@ def test_a_name_with_spaces_is_quoted_in_the_next_command(folder):
     assert "  cd 'my agent' && reinforge check" in call("init", "my agent").output
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in TEMPLATES if kind != "coding_agent"])  # that needs a large model
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("function", "logs") else pytest.mark.fault)
+        for kind in TEMPLATES
+        if kind != "coding_agent"  # that needs a large model
+    ],
+)
 def test_a_new_project_trains_as_it_stands(folder, kind):
     """The commands that init prints, in a shell, offline: the model is promoted and the page is written."""
     printed = json.loads(call("init", "mine", "--template", kind, "--json").output)["next"]

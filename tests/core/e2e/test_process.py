@@ -42,7 +42,7 @@ def test_the_readme_shows_the_program_of_the_example():
     assert read_parts(shown.partition("```")[0]) == read_parts((ROOT / "examples" / "own_task.py").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.parametrize("seed", range(3))
 def test_the_own_task_example_improves_the_agent_on_every_seed(tmp_path, seed):
     """The README's own program: 729 questions, 182 of them for the verdict; about half a minute a seed."""

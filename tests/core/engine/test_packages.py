@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from reinforge.config.policy import LoRAConfig
-from reinforge.engine import import_engine, packages
-from reinforge.engine.model import architecture
-from reinforge.engine.model.architecture import import_bitsandbytes
+from reinforge.engine import adapter_packages, import_engine, packages
+from reinforge.engine.adapter_packages import import_bitsandbytes
 from reinforge.engine.model.loading import add_adapter, load_module
 from reinforge.engine.packages import check_packages
 from reinforge.errors import BackendUnavailable
@@ -82,7 +81,7 @@ def import_with_kernels(folder, monkeypatch, load):
     (folder / "downloads_code.py").write_text(PACKAGE)
     (folder / "kernels.py").write_text("")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.setattr(architecture, "BITSANDBYTES", "downloads_code")
+    monkeypatch.setattr(adapter_packages, "BITSANDBYTES", "downloads_code")
     for name in ("downloads_code", "kernels"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import_bitsandbytes.cache_clear()

@@ -11,14 +11,11 @@ import importlib.metadata
 import importlib.util
 import logging
 import re
-import sys
-import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reinforge.engine.packages import BITSANDBYTES, is_installed
 from reinforge.errors import did_you_mean
 
 HEADS = re.compile(
@@ -162,50 +159,3 @@ def shorten_kernel_warnings() -> None:
     source = logging.getLogger(HUB_KERNELS)
     if not any(isinstance(each, MissingKernelFilter) for each in source.filters):
         source.addFilter(MissingKernelFilter())
-
-
-_IMPORTING = threading.Lock()
-
-
-@cache
-def import_peft() -> None:
-    """Imports PEFT without bitsandbytes, which takes 4 s and is there already where a layer may be one of its own."""
-    with _IMPORTING:
-        is_hidden = BITSANDBYTES not in sys.modules
-        if is_hidden:
-            sys.modules[BITSANDBYTES] = None  # type: ignore[assignment]
-        try:
-            from peft.tuners.lora import model
-        finally:
-            if is_hidden:
-                del sys.modules[BITSANDBYTES]
-    model.is_bnb_available = model.is_bnb_4bit_available = lambda: BITSANDBYTES in sys.modules  # type: ignore[assignment]
-
-
-@cache
-def import_bitsandbytes() -> None:
-    """Imports the package, where it is installed, before PEFT does.
-
-    It downloads machine code from the hub as it is imported, if the package `kernels` is installed, and warns if not;
-    here it finds no such package and says nothing.
-    """
-    with _IMPORTING:
-        if BITSANDBYTES not in sys.modules and is_installed(BITSANDBYTES):
-            _import_without_kernels()
-
-
-def _import_without_kernels() -> None:
-    source, hidden = logging.getLogger("bitsandbytes.backends.cpu.ops"), object()
-    found, level = sys.modules.get("kernels", hidden), source.level
-    sys.modules["kernels"] = None  # type: ignore[assignment]
-    source.setLevel(logging.ERROR)
-    try:
-        importlib.import_module(BITSANDBYTES)
-    except (ImportError, OSError, RuntimeError) as error:  # PEFT does without it, and `quantization` says that it fails
-        logger.info("bitsandbytes cannot be imported: %s", error)
-    finally:
-        source.setLevel(level)
-        if found is hidden:
-            del sys.modules["kernels"]
-        else:
-            sys.modules["kernels"] = found  # type: ignore[assignment]

@@ -16,7 +16,6 @@ from transformers.pytorch_utils import Conv1D
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.fast_paths import FastPaths
-from reinforge.engine.model.architecture import import_peft
 from reinforge.engine.model.attention import use_grouped_attention
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.fused_layers import use_fused_layers
@@ -102,6 +101,8 @@ def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = N
             )
         _refuse_missing_weights(model.name, loaded["missing_keys"])
         if base is not None:
+            from reinforge.engine.adapter_packages import import_peft
+
             import_peft()
             settings = {"local_files_only": is_local, **_revision_argument(own.revision)}
             with MAKING:
@@ -148,6 +149,8 @@ def add_adapter(
         ConfigError: No layer matches `target_modules`, a module of `modules_to_save` cannot be trained in full, or a
             part of the model has the adapter's name.
     """
+    from reinforge.engine.adapter_packages import import_peft  # for adapters alone
+
     import_peft()
     from peft import LoraConfig
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reinforge.engine.model.architecture import import_bitsandbytes
 from reinforge.engine.model.preflight import QUANTIZATION
 from reinforge.errors import ConfigError, Problem
 
@@ -27,6 +26,8 @@ def quantize_linear_layers(module: Any, target: torch.device) -> None:
     if target.type not in DEVICES:
         message = f"{target.type} cannot multiply with weights in 4 bits"
         raise ConfigError(Problem(QUANTIZATION, message, f"remove it, or use one of: {', '.join(DEVICES)}"))
+    from reinforge.engine.adapter_packages import import_bitsandbytes
+
     import_bitsandbytes()
     from bitsandbytes.nn import Linear4bit, Params4bit
 
