@@ -1,7 +1,5 @@
 """Imported once by the fork server: everything that a run needs. Starts no thread and computes no tensor."""
 
-import importlib
-import sys
 from pathlib import Path
 
 import torch.profiler._cupti_monitor
@@ -21,12 +19,12 @@ import tests.fault.kit
 import tests.fault.learning_server
 import tests.fault.mutations
 import tests.fault.poisoned
+from reinforge.engine.adapter_packages import import_peft
 from reinforge.engine.model import architecture
 from reinforge.registry import REGISTRY
 from reinforge.trainer import provenance
 
-sys.modules["bitsandbytes"] = None  # takes half as long as everything else, and PEFT does without it
-importlib.import_module("peft")
+import_peft()
 REGISTRY.components()
 # what a run looks up once in each process, and which is the same in all: a second of each run's time
 list(provenance._list_imported_files(Path("/")))

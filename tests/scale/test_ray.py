@@ -72,12 +72,12 @@ async def test_with_too_few_workers_the_job_fails_as_something_to_resume(cluster
 
 
 IMPORTED_BEFORE = """
-import ray
+import os, ray
 from reinforge.scale.ray.cluster import RayConnection
 
 for _ in range(2):
     connection = RayConnection(None, 1, {"CPU": 1})
-    print(ray.get(ray.remote(lambda: "ours").remote()))
+    print("ours", ray.get(ray.remote(lambda: os.nice(0)).remote()) - os.nice(0))
     connection.close()
 ray.init(address="local", num_cpus=1, include_dashboard=False)
 print(ray.get(ray.remote(lambda: "another").remote()))
@@ -89,7 +89,7 @@ def test_code_that_uses_ray_before_and_after_a_run(tmp_path):
     """Ray reads its token once, when it is imported; an agent may import it first and start a cluster afterwards."""
     environment = {**os.environ, "HOME": str(tmp_path)}  # Ray writes the other cluster's token there
     done = subprocess.run([sys.executable, "-c", IMPORTED_BEFORE], env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["ours", "ours", "another"], done.stderr
+    assert done.stdout.splitlines() == ["ours 0", "ours 0", "another"], done.stderr
 
 
 @pytest.mark.fault

@@ -27,7 +27,11 @@ def import_peft() -> None:
         finally:
             if is_hidden:
                 del sys.modules[BITSANDBYTES]
-    model.is_bnb_available = model.is_bnb_4bit_available = lambda: BITSANDBYTES in sys.modules  # type: ignore[assignment]
+    model.is_bnb_available = model.is_bnb_4bit_available = _is_imported  # type: ignore[assignment]
+
+
+def _is_imported() -> bool:
+    return sys.modules.get(BITSANDBYTES) is not None
 
 
 @cache
