@@ -224,7 +224,7 @@ def test_the_servers_environment_has_no_key_of_ours(monkeypatch, python, tmp_pat
     assert found["PYTHONPATH"].split(os.pathsep)[0] == str(vllm_process.PLUGIN)
 
 
-@pytest.mark.slow
+@pytest.mark.fault
 @pytest.mark.timeout(400)
 def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python, monkeypatch):
     """The whole command: killed in its second epoch, nothing is left of the server, and a new one goes on."""
@@ -248,10 +248,13 @@ def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python,
     assert list_marked(mark) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("sharding", "policy"), [("full", {}), ("replicate", {"lora": {"rank": 4}})], ids=["full_weights", "lora"]
+    ("sharding", "policy"),
+    [
+        pytest.param("full", {}, id="full_weights", marks=pytest.mark.slow),
+        pytest.param("replicate", {"lora": {"rank": 4}}, id="lora", marks=pytest.mark.fault),
+    ],
 )
 def test_two_processes_train_while_two_servers_sample(project, python, sharding, policy):
     """Samplers, trainers and overlap together, as on a machine with GPUs for each."""

@@ -146,7 +146,7 @@ def test_a_name_with_spaces_is_quoted_in_the_next_command(folder):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.slow if kind in ("function", "logs") else pytest.mark.fault)
+        pytest.param(kind, marks=pytest.mark.slow if kind == "logs" else pytest.mark.fault)
         for kind in TEMPLATES
         if kind != "coding_agent"  # that needs a large model
     ],
