@@ -80,19 +80,16 @@ def make_pair(question):
 
 @pytest.mark.slow
 def test_a_job_of_preferences(start):
-    """DPO prefers what the rows prefer; a row that is too long is left out, with a warning; the model answers chats."""
+    """DPO prefers what the rows prefer, and the model answers chats."""
     with start() as service, make_client(service) as client:
         pairs = [make_pair(f"q{number}") for number in range(12)]
-        content = to_jsonl([*pairs, make_pair("a" * 20_000)])
-        file = client.files.create(file=("pairs.jsonl", content), purpose="fine-tune")
+        file = client.files.create(file=("pairs.jsonl", to_jsonl(pairs)), purpose="fine-tune")
         method = {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 2, "batch_size": 4, "beta": 0.2}}}
         job = wait(client, client.fine_tuning.jobs.create(model=BASE, training_file=file.id, method=method).id)
         assert (job.status, job.error) == ("succeeded", None)
         last, first = client.fine_tuning.jobs.checkpoints.list(job.id).data
         assert last.metrics.train_loss < first.metrics.train_loss
         assert last.metrics.full_valid_mean_reward == 1.0, "the preferred replies are the more likely ones"
-        [warning] = [each for each in client.fine_tuning.jobs.list_events(job.id) if each.level == "warn"]
-        assert warning.message.startswith("1 of 13 training rows do not fit the model's context and are left out (")
         asked = pairs[0]["input"]["messages"]
         reply = client.chat.completions.create(model=job.fine_tuned_model, messages=asked, max_tokens=4)
         assert reply.model == job.fine_tuned_model
@@ -133,6 +130,18 @@ def test_a_job_with_a_grader(start):
         assert len(rewards) == 6
         assert sum(rewards[-2:]) > sum(rewards[:2])
         assert any("Verdict" in each.message for each in client.fine_tuning.jobs.list_events(job.id))
+
+
+@pytest.mark.slow
+def test_rows_that_are_too_long_are_an_event_of_the_job(start):
+    with start() as service, make_client(service) as client:
+        rows = [*supervised_rows(7), *supervised_rows(1, "a" * 20_000)]
+        file = client.files.create(file=("rows.jsonl", to_jsonl(rows)), purpose="fine-tune")
+        settings = {"n_epochs": 1, "batch_size": 8}
+        job = client.fine_tuning.jobs.create(model=BASE, training_file=file.id, hyperparameters=settings)
+        assert wait(client, job.id).status == "succeeded"
+        [warning] = [each for each in client.fine_tuning.jobs.list_events(job.id) if each.level == "warn"]
+        assert warning.message.startswith("1 of 8 training rows do not fit the model's context and are left out (")
 
 
 @pytest.mark.slow
