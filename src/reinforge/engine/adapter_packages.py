@@ -17,7 +17,10 @@ _IMPORTING = threading.Lock()
 
 @cache
 def import_peft() -> None:
-    """Imports PEFT without bitsandbytes, which takes 4 s and is there already where a layer may be one of its own."""
+    """Imports PEFT without bitsandbytes, which takes 4 s to import.
+
+    Where weights are quantized, `import_bitsandbytes` has imported it before, and PEFT then uses its layers.
+    """
     with _IMPORTING:
         is_hidden = BITSANDBYTES not in sys.modules
         if is_hidden:
