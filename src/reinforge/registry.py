@@ -102,6 +102,7 @@ BUILTINS = {
     "trajectory_builder": {
         "multiagent.builder": "agents",
         "protocols.art.trainer": "openpipe_art_traj_builder",
+        "trainer.builders.answers": "answers",
         "trainer.builders.dataset": "dataset",
         "trainer.builders.group": "group",
         "trainer.builders.preference_pairs": "dpo_traj_builder",

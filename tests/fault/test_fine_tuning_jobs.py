@@ -23,7 +23,6 @@ from tests.fault.sizes import scaled
 from tests.protocols.fine_tuning import supervised_rows, to_jsonl
 
 NUM_KILLS = scaled(500)
-QUICK = {"create_job:after", "transition running:after", "transition succeeded:before"}
 SITES = (
     "add_file:before",
     "add_file:after",
@@ -79,9 +78,8 @@ def assert_once(servers, jobs):
     store.close()
 
 
-@pytest.mark.parametrize(
-    "site", [pytest.param(site, marks=() if site in QUICK else pytest.mark.slow) for site in SITES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("site", SITES)
 def test_a_server_that_dies_at_one_point_goes_on(servers, site):
     with servers.restarted_after(site), servers.client() as client:
         job = train(client, 1)

@@ -89,7 +89,7 @@ def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished)
     record = SearchRecord.read(folder)
     assert 0 < record.judged <= 2 * 16 * 4
     assert record.used == record.judged + sum(trial.used for trial in record.trials)
-    assert 2 * record.arm_cost == pytest.approx(record.judged, rel=0.3)
+    assert 0.5 * record.judged < record.arm_cost < record.judged, "the winner may have learned to say less"
     evaluated = call("eval", "run.yml", "--model", str(folder / "model"), "--split", "confirm", "--json", code=0).output
     assert json.loads(evaluated)["metrics"]["vowels"]["mean"] == result["after"]["mean"]
 
@@ -109,7 +109,8 @@ def test_no_trial_has_seen_the_confirm_examples(finished):
     assert len(trials) > 1
     for trial in trials:
         summary = json.loads((trial / "summary.json").read_text())
-        assert (summary["status"], summary["confirm_base"], summary["promoted"]) == ("stopped", None, None)
+        assert (summary["confirm_base"], summary["promoted"]) == (None, None)
+        assert summary["status"] == "stopped" or "identical siblings" in summary["reason"], "all of them solved it"
         assert JournalReader(trial).count_episodes("confirm_base") == 0
         assert call("runs", "show", str(trial), code=0)
 
@@ -254,12 +255,14 @@ def test_a_better_prompt_can_win_without_any_training(project):
 )
 def test_a_task_without_room_or_without_signal_ends_the_search_after_one_epoch(project, reply, reason):
     project.write_agent(AGENT.replace("return reply.choices[0].message.content", f"return {reply}"))
+    project.rows = [{name: value for name, value in row.items() if name != "answer"} for row in project.rows]
+    project.save()
     output = search()
     assert f"promoted     no: {reason}" in output
     folder = project.folder / "runs" / "s"
     assert [each.name for each in (folder / "trials").iterdir()] == ["01-as-configured"]
     assert (
-        f"| 03-larger-steps | learning rate 0.009 instead of 0.003 | 0 |  |  | {reason}"
+        f"| 04-larger-steps | learning rate 0.009 instead of 0.003 | 0 |  |  | {reason}"
         in (folder / "report.md").read_text()
     )
 
@@ -272,10 +275,26 @@ def test_without_signal_within_groups_what_needs_it_is_not_tried(project):
     [line] = [line for line in output.splitlines() if line.startswith("not tried")]
     assert line == (
         "not tried, as untouched the agent has no groups whose rewards differ (266 episodes have rewards from 0 to 1, "
-        "which differ in 0 of 32 groups): 03-larger-steps, 04-imitate-then-reinforce, "
-        "05-imitate-the-best, 06-prefer-the-best, 09-smaller-steps"
+        "which differ in 0 of 32 groups): 04-larger-steps, 05-imitate-then-reinforce, "
+        "06-imitate-the-best, 07-prefer-the-best, 10-smaller-steps"
     )
     assert "promoted     no: nothing helped" in output
+
+
+@pytest.mark.slow
+def test_where_no_reward_differs_the_expected_answers_teach(project):
+    """The agent earns nothing until it says the word that each example expects."""
+    reward = "float(output == expected)"
+    project.write_agent(AGENT)
+    text = (project.folder / "task.py").read_text()
+    project.write("task.py", text.partition("def vowels")[0] + f"def vowels(output, expected):\n    return {reward}\n")
+    project.rows = [{**row, "answer": "b"} for row in project.rows]
+    project.save()
+    output = search()
+    result = json.loads((project.folder / "runs" / "s" / "search.json").read_text())["result"]
+    assert "01-as-configured is stopped: it needs rewards that differ" in output
+    assert (result["winner"], result["promoted"]) == ("02-learn-the-answers", True)
+    assert result["before"]["mean"] == 0 < result["improvement"]["ci_low"]
 
 
 def test_the_time_of_the_verdict_is_predicted_from_the_measurement_on_select(project):
@@ -307,6 +326,7 @@ def test_recipes_change_what_the_configuration_does_not_have(project):
     # four steps a job, and a model far below 20 M parameters: neither more steps nor adapters
     assert names == [
         "as-configured",
+        "learn-the-answers",
         "larger-groups",
         "larger-steps",
         "imitate-then-reinforce",
@@ -332,7 +352,7 @@ def test_a_teacher_is_tried_if_it_has_the_tokens_of_the_policy(project, tmp_path
     assert "distill" not in list_recipes(project, llms__judge={"_type": "local", "model": str(strange)})
     larger = make_tiny_model(tmp_path / "larger", num_hidden_layers=3)
     names = list_recipes(project, llms__teacher={"_type": "local", "model": str(larger)})
-    assert names[:2] == ["as-configured", "distill"]
+    assert names[:3] == ["as-configured", "learn-the-answers", "distill"]
     [recipe] = [each for each in propose(load(()).config) if each.name == "distill"]
     assert load(recipe.overrides).config.finetuning.algorithm.teacher == "teacher"
 
@@ -345,6 +365,14 @@ def test_recipes_apply_to_what_they_change(project):
     names = list_recipes(project, finetuning__pipeline={"one": {"num_epochs": 1}, "two": {"num_epochs": 4}})
     assert names == ["as-configured", "larger-groups"]
     assert propose(load(()).config)[0].set_epochs(7) == ("finetuning.pipeline.two.num_epochs", "6")
+
+
+def test_a_stage_that_a_recipe_adds_may_have_all_epochs(project):
+    [recipe] = [each for each in propose(load(()).config) if each.name == "learn-the-answers"]
+    for count, stages in ((4, {"imitate": 4}), (6, {"imitate": 6}), (8, {"imitate": 6, "reinforce": 2})):
+        config = load((*recipe.overrides, recipe.set_epochs(count))).config.finetuning
+        assert {name: stage.num_epochs for name, stage in config.pipeline.items()} == stages
+        assert config.num_epochs == count
 
 
 def test_without_groups_good_replies_are_imitated_whatever_the_scale_of_the_rewards(project):
@@ -380,7 +408,7 @@ def test_the_rows_of_a_stage_do_not_take_the_place_of_the_builder_that_an_enviro
         return load_config(None, overrides=chosen, changes=overrides).config
 
     [recipe] = [each for each in propose(load_environment()) if each.into_weights]
-    finetuning = load_environment(recipe.overrides).finetuning
+    finetuning = load_environment((*recipe.overrides, recipe.set_epochs(9))).finetuning
     assert finetuning.trajectory_builder == "builder"
     assert finetuning.pipeline["imitate"].trajectory_builder == "prompt_rows"
     assert finetuning.pipeline["reinforce"].trajectory_builder is None

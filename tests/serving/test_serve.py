@@ -67,15 +67,18 @@ def test_every_snippet_of_the_page_is_run_here():
     assert list(SNIPPETS) == ["openai", "anthropic", "curl"]
 
 
+@pytest.mark.slow
 def test_the_openai_client(served, monkeypatch):
     printed = run_snippet("openai", served, monkeypatch)
     assert re.search(r"^0 \[\d+(, \d+)*\] \[\d+(, \d+)*\]$", printed, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_anthropic_client(served, monkeypatch):
     assert run_snippet("anthropic", served, monkeypatch)
 
 
+@pytest.mark.slow
 def test_curl(served):
     if shutil.which("curl") is None:
         pytest.skip("no curl here")

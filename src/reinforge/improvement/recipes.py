@@ -38,9 +38,10 @@ DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
 IMITATION_EPOCHS = 2  # before reinforcement learning, in `imitate-then-reinforce`
+ANSWER_EPOCHS, ANSWERS_PER_STEP = 6, 8  # of `learn-the-answers`
 EXAMPLES_PER_EPOCH = 16  # where the configuration has all in each epoch: a search can only stop between epochs
-REWARDS, SIGNAL = "rewards that differ", "groups whose rewards differ"
-"""What a recipe needs of the agent's own episodes to learn from."""
+REWARDS, SIGNAL, ANSWERS = "rewards that differ", "groups whose rewards differ", "expected answers"
+"""What a recipe needs to learn from: of the agent's own episodes, or of the examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +53,26 @@ class SearchRecipe:
     overrides: Overrides = ()
     prompts: str | None = None  # how a better prompt is searched for before training; None: not at all
     into_weights: bool = False  # it imitates the replies to that prompt, and is asked with its own again
-    needs: str | None = None  # `REWARDS` or `SIGNAL`; None: it can learn without them
+    needs: str | None = None  # `REWARDS`, `SIGNAL` or `ANSWERS`; None: it can learn without them
     epochs_path: str = NUM_EPOCHS  # the setting that says for how long it trains: of a pipeline, that of the last stage
     epochs_before: int = 0  # of the stages before that one
+    first_path: str | None = None  # that setting of a first stage that the recipe adds; None: it adds none
 
     def set_epochs(self, count: int) -> tuple[str, str]:
-        """Returns the override for so many epochs; the last stage of a pipeline keeps one."""
+        """Returns the override for so many epochs.
+
+        Of a pipeline, the last stage has those that are left: at least one, unless the recipe's first stage has all.
+        """
+        if self.first_path is not None and count <= self.epochs_before:
+            return self.first_path, str(max(1, count))
         return self.epochs_path, str(max(1, count - self.epochs_before))
 
 
 def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     """Returns what to try and is not configured already, the most promising first; `reflect` rewrites prompts."""
     finetuning, stages, builder = config.finetuning, list_stages(config.finetuning), _find_groups(config)
-    found = [SearchRecipe("as-configured", "the configuration as it is")]
+    needs = None if get_type(finetuning.algorithm) in WITHOUT_REWARDS or stages else REWARDS
+    found = [SearchRecipe("as-configured", "the configuration as it is", needs=needs)]
     if reflect is not None:
         why = f"{reflect} rewrites the prompt, given what went wrong with it, and the agent trains with the best one"
         found.append(SearchRecipe("better-prompt", why, prompts=GEPA))
@@ -72,6 +80,7 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     if get_type(finetuning.algorithm) in WITHOUT_REWARDS or stages:
         found += _propose_groups(config)
     else:
+        found += _propose_answers(config)
         larger = _change_rate("larger-steps", config, RATE_FACTOR)
         found += [*_propose_updates(config), *_propose_groups(config), larger, *_propose_algorithms(config, reflect)]
     if stages:
@@ -81,6 +90,23 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
         return found
     short = (f"trajectory_builders.{finetuning.trajectory_builder}.examples_per_epoch", str(EXAMPLES_PER_EPOCH))
     return [replace(recipe, overrides=(short, *recipe.overrides)) for recipe in found]
+
+
+def _propose_answers(config: Config) -> list[SearchRecipe]:
+    """Returns the imitation of what the examples expect, on as many rows an epoch as the groups have replies."""
+    builder = _find_groups(config)
+    if builder is None or not _trains_stages(config):
+        return []
+    rows = builder.num_generations * (builder.examples_per_epoch or EXAMPLES_PER_EPOCH)
+    steps = json.dumps({"batch": {"steps_per_job": max(1, rows // ANSWERS_PER_STEP)}})
+    settings = (("algorithm", "{_type: sft}"), ("trajectory_builder", "answers"), ("policy", steps))
+    why = "imitates the expected answers, where the evaluators accept them as replies, then trains as configured"
+    recipe = _add_first_stage("learn-the-answers", why, settings, ANSWERS, ANSWER_EPOCHS)
+    answers = ("trajectory_builders.answers", f"{{_type: answers, examples_per_epoch: {rows}}}")
+    policy = config.finetuning.policy
+    is_large = not has_adapters(policy) and (count_parameters(policy.model) or 0) >= small_models.LORA_FROM
+    more = (*LORA, STEPS, (ALGORITHM, CLIPPED)) if is_large else ()
+    return [replace(recipe, overrides=(answers, *more, *recipe.overrides))]
 
 
 def _propose_updates(config: Config) -> list[SearchRecipe]:
@@ -159,12 +185,16 @@ def _trains_stages(config: Config) -> bool:
     return (get_type(trainer), get_type(adapter)) == ("epoch", "local")
 
 
-def _add_first_stage(name: str, why: str, settings: Overrides, needs: str | None) -> SearchRecipe:
-    """Returns a recipe that trains as configured, after a stage with these settings."""
-    before, path = IMITATION_EPOCHS, f"{PIPELINE}.reinforce.num_epochs"
-    first = (("num_epochs", str(before)), *settings)
-    overrides = (*((f"{PIPELINE}.imitate.{key}", value) for key, value in first), (path, "1"))
-    return SearchRecipe(name, why, overrides, needs=needs, epochs_path=path, epochs_before=before)
+def _add_first_stage(
+    name: str, why: str, settings: Overrides, needs: str | None, before: int = IMITATION_EPOCHS
+) -> SearchRecipe:
+    """Returns a recipe that trains as configured, after a stage of `before` epochs with these settings."""
+    path = f"{PIPELINE}.reinforce.num_epochs"
+    first = f"{PIPELINE}.imitate"
+    overrides = ((f"{first}.num_epochs", str(before)), *((f"{first}.{key}", value) for key, value in settings))
+    return SearchRecipe(
+        name, why, overrides, needs=needs, epochs_path=path, epochs_before=before, first_path=f"{first}.num_epochs"
+    )
 
 
 def _propose_into_weights(config: Config, prompts: str) -> list[SearchRecipe]:

@@ -13,7 +13,7 @@ from reinforge.config.imports import PYTHON_OBJECT
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import find_json, read_json_file, write_json
 from reinforge.improvement.outcomes import SearchOutcome, TaskFeatures
-from reinforge.improvement.recipes import PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
+from reinforge.improvement.recipes import ANSWERS, PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
 from reinforge.runs.rows import ValidationRow
 from reinforge.runs.summary import format_duration
 from reinforge.trainer.context import RESERVED
@@ -127,15 +127,16 @@ class FirstEpoch:
     num_groups: int  # of the epoch; 0: the algorithm does not compare siblings, or it is unknown
     num_with_signal: int  # those of them whose rewards differ enough
     is_solved: bool  # every score on `select` is 1, nearly all of the epoch are, and none is higher
+    has_answers: bool = True  # some training examples have an expected answer
     features: TaskFeatures = field(default_factory=TaskFeatures)
 
     def find_missing(self) -> list[str]:
-        """Returns what recipes need, but these episodes do not have."""
-        if self.num_episodes < MIN_EPISODES:
-            return []
+        """Returns what recipes need, but these episodes or the examples do not have."""
+        known = self.num_episodes >= MIN_EPISODES
         missing = {
-            REWARDS: self.lowest == self.highest,
-            SIGNAL: self.lowest == self.highest or (self.num_groups > 0 and self.num_with_signal == 0),
+            ANSWERS: not self.has_answers,
+            REWARDS: known and self.lowest == self.highest,
+            SIGNAL: known and (self.lowest == self.highest or (self.num_groups > 0 and self.num_with_signal == 0)),
         }
         return [need for need, is_missing in missing.items() if is_missing]
 

@@ -23,7 +23,7 @@ from reinforge.evaluation.changes import MetricChange, compare_reports
 from reinforge.evaluation.reference import decide_promotion
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
 from reinforge.improvement.outcomes import SearchOutcome, rank_recipes
-from reinforge.improvement.recipes import REWARDS, Overrides, SearchRecipe
+from reinforge.improvement.recipes import ANSWERS, REWARDS, Overrides, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
 from reinforge.trainer.evaluate import Evaluation
@@ -132,7 +132,7 @@ class Search:
         if found.is_solved:
             return "nothing to do: the untouched agent has the score 1 on every select example"
         missing = found.find_missing()
-        if REWARDS in missing and all(trial.recipe.needs for trial in others):
+        if REWARDS in missing and all(trial.recipe.needs in missing for trial in others):
             return f"the reward never differs: {found}; test it with `reinforge reward test FILE` (docs/rewards.md)"
         for need in missing:
             dropped = [trial for trial in others if trial.recipe.needs == need]
@@ -140,14 +140,20 @@ class Search:
                 trial.stopped = f"it needs {need}"
             if dropped:
                 names = ", ".join(trial.name for trial in dropped)
-                self._decide(f"not tried, as untouched the agent has no {need} ({found}): {names}")
+                who = "the examples have" if need == ANSWERS else "untouched the agent has"
+                why = "" if need == ANSWERS else f" ({found})"
+                self._decide(f"not tried, as {who} no {need}{why}: {names}")
+        first = record.trials[0]
+        if first.recipe.needs in missing and len(record.open_trials) > 1:
+            first.stopped = f"it needs {first.recipe.needs}"
+            self._decide(f"{first.name} is stopped: {first.stopped}")
         record.trials[1:] = sorted(others, key=lambda trial: trial.stopped is not None)
         return None
 
     def _order(self) -> None:
         """Puts first what helped on the nearest tasks."""
-        record, others = self.record, self.record.open_trials[1:]
-        names = [trial.recipe.name for trial in others]
+        record = self.record
+        names = [trial.recipe.name for trial in record.trials[1:] if trial.stopped is None]
         ranked = rank_recipes(names, record.first_epoch.features, self.outcomes) if record.first_epoch else None
         if ranked is not None:
             self._decide(ranked[1])

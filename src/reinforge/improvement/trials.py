@@ -181,6 +181,8 @@ class RunTrials:
         [row, *_] = find_json(folder / "reward_history.json") or [{"epoch": 0}]
         metrics = EpochMetrics.from_dict(row)
         num_groups = metrics.num_groups or 0
+        async with ComponentBuilder(self.load(()), self.registry) as builder:
+            rows = await load_examples(builder, "train", None)
         return FirstEpoch(
             num_episodes=len(rewards),
             lowest=min(rewards, default=0.0),
@@ -188,17 +190,16 @@ class RunTrials:
             num_groups=num_groups,
             num_with_signal=round(num_groups * (1 - (metrics.share_without_signal or 0.0))),
             is_solved=set(of_select) == {1.0} and max(of_epoch, default=1.0) <= 1 and fmean(of_epoch or [1.0]) >= TOP,
-            features=await self._measure_features(trial, metrics),
+            has_answers=any(item.expected_output_obj is not None for item in rows),
+            features=self._measure_features(trial, metrics, len(rows)),
         )
 
-    async def _measure_features(self, trial: Trial, first: EpochMetrics) -> TaskFeatures:
-        loaded, folder = self.load(()), self.record.locate(trial)
-        async with ComponentBuilder(loaded, self.registry) as builder:
-            rows = len(await load_examples(builder, "train", None))
+    def _measure_features(self, trial: Trial, first: EpochMetrics, rows: int) -> TaskFeatures:
+        folder = self.record.locate(trial)
         summary, [untouched, *_] = find_json(folder / "summary.json") or {}, read_validations(self.record, trial)
         num_episodes = sum(summary.get("episodes", {}).values())
         without = first.share_without_signal
-        model = loaded.config.finetuning.policy.model
+        model = self.load(()).config.finetuning.policy.model
         if untouched.checkpoint:  # it also stands for a bundled model
             model = str(Checkpoints(folder).verify(untouched.checkpoint))
         return TaskFeatures(

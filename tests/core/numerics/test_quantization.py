@@ -48,6 +48,7 @@ def test_the_learner_computes_what_the_sampler_computes(tiny_model_dir):
                 assert torch.equal(before, dict(engine.model.module.named_parameters())[name]), name
 
 
+@pytest.mark.slow
 def test_weights_in_4_bits_are_near_the_weights_that_were_loaded(tiny_model_dir):
     """Every linear layer but the output layer: an eighth of float32, and the product within 15 % of it."""
     plain, packed = (load_module(tiny_model_dir, torch.float32) for _ in range(2))

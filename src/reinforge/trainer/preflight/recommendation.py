@@ -211,7 +211,7 @@ def _recommend_imitation(found: Findings) -> Recommendation:
     if 0 < found.solved_share < 1:
         reason = f"each example is either always or never solved in {found.num_samples} replies, so no group has signal"
     if found.has_answers:
-        how = "Imitate the answers of the rows: trajectory builder `_type: dataset`, algorithm `_type: sft`; then GRPO"
+        how = "Imitate the expected answers: trajectory builder `_type: answers`, algorithm `_type: sft`; then GRPO"
         return Recommendation(Advice.SFT_FIRST, None, reason, how)
     how = (
         "Try a prompt that says how to solve the task, or a reward that counts partial success; if the model cannot do "

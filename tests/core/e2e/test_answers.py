@@ -1,0 +1,112 @@
+"""Training on expected answers through the command line: the agent's own prompts, with the answers as replies."""
+
+import pytest
+
+AGENT = """
+def read(text):
+    return text.rpartition(":")[2].strip()
+
+async def agent(item, llm, context):
+    messages = [{"role": "system", "content": "Reply at once."}, {"role": "user", "content": item.input_obj}]
+    reply = await llm.chat.completions.create(messages=messages, max_tokens=6)
+    return reply.choices[0].message.content
+
+def right(output, expected):
+    return float(read(output) == expected and SHOWN in output)
+"""
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.fixture
+def answered(project):
+    """Examples that all expect `yes`; the model never says it."""
+    project.write("task.py", AGENT.replace("SHOWN", "''"))
+    project.set("eval.evaluators", {"right": {"_type": "python", "function": "task:right"}})
+    project.set("finetuning.reward_function.name", "right")
+    project.set("trajectory_builders.builder", {"_type": "answers"})
+    project.set("finetuning.algorithm", {"_type": "sft"}).set("finetuning.num_epochs", 3)
+    project.set("finetuning.policy.optimizer.learning_rate", 1e-2).set(
+        "finetuning.policy.schedule", {"warmup_steps": 2}
+    )
+    project.rows = [{"id": str(n), "question": f"say {n}", "answer": "yes"} for n in range(48)]
+    return project
+
+
+def test_the_agent_learns_what_its_examples_expect(answered):
+    result = answered.finetune("--require_improvement", code=0)
+    assert "in the form '{answer}', which scores 1 on 8 training examples (0 for the agent's own replies)" in (
+        " ".join(result.output.split())
+    )
+    assert answered.summary["confirm_base"]["mean"] < 0.1
+    assert answered.summary["confirm_tuned"]["mean"] > 0.9
+    assert [row["num_tokens"] for row in answered.history] == [29 * len(("ye", "s", "<|end|>"))] * 3
+    assert [row["avg_reward"] for row in answered.history] == [None] * 3, "no reply was sampled, so none has a reward"
+    assert not [key for key in answered.summary["episodes"] if key.startswith("collect")]
+
+
+@pytest.mark.parametrize(("shown", "form"), [("'Answer'", None), ("'So'", "So: {answer}")])
+def test_the_form_that_the_evaluators_accept_is_imitated(answered, shown, form):
+    """Usual forms are tried; another one must be given."""
+    answered.write("task.py", AGENT.replace("SHOWN", shown).replace("max_tokens=6", "max_tokens=20"))
+    answered.set("trajectory_builders.builder.form", form).set("finetuning.num_epochs", 1)
+    result = answered.finetune(code=0)
+    assert f"in the form '{form or 'Answer: {answer}'}', which scores 1" in " ".join(result.output.split())
+
+
+def test_answers_that_the_evaluators_do_not_accept_are_never_imitated(answered):
+    """Half of the answers are in capitals, which this reward does not accept."""
+    answered.write("task.py", AGENT.replace("SHOWN", "output.lower()"))
+    answered.rows = [{**row, "answer": "yes" if n % 2 else "YES"} for n, row in enumerate(answered.rows)]
+    result = answered.set("finetuning.num_epochs", 1).finetune(code=0)
+    kept = answered.history[0]["num_groups"]
+    assert 0 < kept < 29
+    assert f"{29 - kept} of 29 expected answers are not imitated" in " ".join(result.output.split())
+
+
+def test_without_an_accepted_form_the_run_says_what_to_do(answered):
+    answered.write("task.py", AGENT.replace("SHOWN", "'nowhere'"))
+    output = " ".join(answered.finetune(code=2).output.split())
+    assert "the evaluators do not accept the expected answers as replies: 0 on 8 examples" in output
+    assert "set `form` to how a reply shows its answer" in output
+
+
+def test_an_agent_with_tools_does_not_learn_to_answer_without_them(answered):
+    answered.write("task.py", AGENT.replace("SHOWN", "''").replace("max_tokens=6", f"max_tokens=6, tools={TOOLS}"))
+    output = answered.finetune(code=2).output
+    assert "none of the 29 expected answers can be imitated: 29 × the agent offers tools" in output
+
+
+def test_answers_that_the_agent_has_no_room_for_are_left_out(answered):
+    answered.rows = [{**row, "answer": "yes" if n % 2 else "yes yes yes yes"} for n, row in enumerate(answered.rows)]
+    result = answered.set("finetuning.num_epochs", 1).finetune(code=0)
+    kept = answered.history[0]["num_groups"]
+    assert f"{29 - kept} of 29 expected answers are not imitated: {29 - kept} × longer than" in result.output
+    assert 0 < kept < 29
+
+
+def test_examples_without_expected_answers_are_refused_before_any_work(answered):
+    answered.rows = [{"id": str(n), "question": f"say {n}"} for n in range(48)]
+    answered.write("task.py", AGENT.replace("SHOWN", "''"))
+    result = answered.finetune(code=2)
+    assert "none of the training examples has an expected answer to imitate" in result.output
+    assert not answered.run.exists()
+
+
+def test_other_wrong_settings_are_refused(answered):
+    answered.set("trajectory_builders.builder.form", "Answer:").set("finetuning.algorithm", {"_type": "grpo"})
+    assert "has no {answer}, where the expected answer belongs" in answered.finetune(code=2).output
+    answered.set("trajectory_builders.builder.form", None).save()
+    assert "GRPO needs the sampler's log-prob of each token" in answered.finetune(code=2).output
+
+
+@pytest.mark.slow
+def test_a_stage_of_answers_starts_reinforcement_learning_where_nothing_is_solved(answered):
+    answered.set("trajectory_builders.groups", {"_type": "group", "num_generations": 4, "examples_per_epoch": 4})
+    stages = {
+        "learn": {"num_epochs": 2, "algorithm": {"_type": "sft"}, "trajectory_builder": "builder"},
+        "reinforce": {"algorithm": {"_type": "grpo"}, "trajectory_builder": "groups"},
+    }
+    answered.set("finetuning.pipeline", stages).set("finetuning.num_epochs", 3)
+    answered.finetune("--require_improvement", code=0)
+    assert [row["stage"] for row in answered.history] == ["learn", "learn", "reinforce"]
+    assert answered.history[2]["avg_reward"] > 0.5
