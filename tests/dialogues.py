@@ -91,7 +91,7 @@ class RecordedEpisodes(EvaluationRunner):
     def example_ids(self, split):
         return list(dict.fromkeys(record.key.example_id for record in self.records))
 
-    def journalled_episodes(self, epoch, phase="collect"):
+    def journalled_episodes(self, epoch):
         return self.earlier[epoch]
 
 

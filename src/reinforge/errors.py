@@ -39,6 +39,7 @@ from reinforge.safe_text import redact_secrets
 class ReinforgeError(Exception):
     exit_code = 1
     can_resume = True  # false if the run would fail in the same way when it is resumed, so that no message offers that
+    is_exhausted = False  # true if training only has nothing left to learn from: what it has learned can be judged
 
 
 @dataclass(frozen=True)

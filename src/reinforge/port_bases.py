@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -26,7 +26,7 @@ from reinforge.types.request import ChatPrompt, Message, ModelRequest, TokenLogp
 from reinforge.types.trajectory import CollectionPlan, TrajectoryCollection, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
+    from reinforge.types.episode import EpisodeRecord, ModelCall
 
 logger = logging.getLogger(__name__)
 
@@ -300,15 +300,8 @@ class RunnerBase:
         """Returns a split's examples with their rows."""
         raise EvaluationError(f"{type(self).__name__} does not give access to its examples")
 
-    async def answer(self, replies: Mapping[EpisodeKey, str]) -> list[EpisodeRecord]:
-        """Returns finished and scored episodes in which the policy gives one reply to all requests; none is recorded.
-
-        The policy is not sampled: the agent runs as always, and its calls are answered with the string of the episode.
-        """
-        raise EvaluationError(f"{type(self).__name__} cannot run episodes with given replies")
-
-    def journalled_episodes(self, epoch: int, phase: str = "collect") -> list[EpisodeRecord]:
-        """Returns the episodes of an epoch and a phase from the journal, in the order of their keys."""
+    def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
+        """Returns the collected episodes of a finished epoch from the journal, in the order of their keys."""
         raise EvaluationError(f"{type(self).__name__} keeps no journal of earlier epochs")
 
     def find_call(self, call_id: str) -> ModelCall | None:

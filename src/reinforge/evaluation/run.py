@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import statistics
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from reinforge.config.finetuning_blocks import OutcomesConfig
 from reinforge.crash import crash_point
@@ -39,7 +37,6 @@ from reinforge.types.evaluation import (
     EvaluationReport,
     EvaluationRunOutput,
 )
-from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.trajectory import Outcome
 
 if TYPE_CHECKING:
@@ -52,18 +49,6 @@ Listener = Callable[[EpisodeRecord], None]
 Recall = Callable[[EpisodeKey, EvalInputItem], EpisodeRecord | None]
 ComputeReward = Callable[[EvalOutputItem, dict[str, Any]], Awaitable[float | None]]
 EpochLoader = Callable[[int, Mapping[str, EvalInputItem], str], list[EpisodeRecord]]
-
-
-@dataclass(frozen=True, slots=True)
-class GivenReply:
-    """A model that has one reply to every request."""
-
-    text: str
-    is_policy: ClassVar[bool] = False
-    model_name: ClassVar[str] = "given reply"
-
-    async def sample(self, request: ModelRequest) -> ModelReply:
-        return ModelReply({"role": "assistant", "content": self.text}, "stop", None)
 
 
 class DatasetEvaluation(EvaluationRunner):
@@ -141,19 +126,8 @@ class DatasetEvaluation(EvaluationRunner):
                 calls |= {call.call_id: call for call in record.calls}
         return records
 
-    async def answer(self, replies: Mapping[EpisodeKey, str]) -> list[EpisodeRecord]:
-        def run_with(key: EpisodeKey, text: str) -> Coroutine[Any, Any, list[EpisodeRecord]]:
-            other, runner, reply = copy(self), copy(self.runner), GivenReply(text)
-            runner.llms = {name: reply if llm.is_policy else llm for name, llm in runner.llms.items()}
-            other.runner, other.listener, other.recall = runner, lambda record: None, lambda key, item: None
-            return other.collect([key])
-
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(run_with(key, text)) for key, text in replies.items()]
-        return [record for task in running for record in task.result()]
-
-    def journalled_episodes(self, epoch: int, phase: str = "collect") -> list[EpisodeRecord]:
-        return self.load_episodes(epoch, self._items, phase)
+    def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
+        return self.load_episodes(epoch, self._items, "collect")
 
     def find_call(self, call_id: str) -> ModelCall | None:
         return next((calls[call_id] for calls in self._calls.values() if call_id in calls), None)

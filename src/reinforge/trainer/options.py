@@ -38,7 +38,7 @@ class RunOptions:
     resume: Path | None = None
     allow_config_change: bool = False
     judge_only: bool = False  # resume a stopped run for its verdict alone, after the epochs that it has trained
-    find_pause: Callable[[RunContext, int], str | None] = lambda context, num_epochs: None
+    find_pause: Callable[[RunContext, int], str | None] | None = None
     """Asked between two epochs, with the number of those that are done; a reason pauses the run, without a verdict."""
     overwrite: bool = False
     """Replace a run of the same name that no process works on, once the new one is known to be valid."""

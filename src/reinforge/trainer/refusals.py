@@ -29,6 +29,11 @@ def _forbid_resume(error: Error) -> Error:
     return error
 
 
+def _exhaust(error: Error) -> Error:
+    error.is_exhausted = True
+    return _forbid_resume(error)
+
+
 def _build_refusal(message: str) -> EvaluationError:
     return _forbid_resume(EvaluationError(message))
 
@@ -52,7 +57,7 @@ def build_empty_epochs_error(num_epochs: int, setting: str, reasons: str, found:
         "easier or harder examples, a finer reward, or a larger num_generations"
     )
     sentence = f"{why[0].upper()}{why[1:]}" + ("" if why.endswith("?") else ".")
-    return _forbid_resume(JobFailed(f"{head}, {reasons}. {sentence} Look at an episode with `{episode}`"))
+    return _exhaust(JobFailed(f"{head}, {reasons}. {sentence} Look at an episode with `{episode}`"))
 
 
 def build_no_job_error(trainer: str, num_collections: int, num_epochs: int) -> JobFailed:
@@ -182,10 +187,11 @@ def refuse_identical(
     if (share == 1.0 and epoch == 0) or epochs >= IDENTICAL_EPOCHS:
         setting = f"finetuning.sampling.temperature is {temperature:g}" if temperature is not None else ""
         setting = setting or "that of the agent or its endpoint: finetuning.sampling has no effect on a remote model"
-        raise _build_refusal(
+        message = (
             f"{share:.0%} of the groups have identical siblings, so their rewards carry no signal; the cause may be "
             f"temperature 0 ({setting}), a response cache in the agent, or a model whose answers no longer vary"
         )
+        raise _exhaust(EvaluationError(message))
     return epochs
 
 

@@ -161,7 +161,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
         try:
             options.folder = folder
             context = RunContext(folder.name, journal, LoggedProgress(progress), config.limits)
-            context.transcripts, context.find_pause = config.transcripts, options.find_pause
+            context.transcripts, context.find_pause = config.transcripts, options.find_pause or context.find_pause
             context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
             run = _Run(loaded, parts, context, options)
             run.dtype = dtype
@@ -306,6 +306,10 @@ class _Run:
                 except BudgetReached as reached:
                     await self._judge_early(reached)
                     raise
+                except ReinforgeError as error:
+                    if not error.is_exhausted or not self.summary.num_jobs or self.options.find_pause is not None:
+                        raise
+                    await self._judge_exhausted(error)
                 finally:
                     runner.note_unused_prompts(context.progress.note)
 
@@ -324,6 +328,14 @@ class _Run:
         await self._commit_pending()
         if self.context.pending is None:  # otherwise the adapter alone holds the last weights
             await self._judge([], early=True)
+
+    async def _judge_exhausted(self, error: ReinforgeError) -> None:
+        """Takes the verdict of a run whose last epochs had nothing left to learn from."""
+        self.context.progress.note(f"training ends early, and what it has learned is judged: {error}")
+        await self._commit_pending()
+        if self.context.pending is not None:  # the adapter alone holds the last weights
+            raise error
+        await self._judge([], early=True)
 
     async def _judge(self, statuses: list[TrainingJobStatus], *, early: bool = False) -> None:
         """Validates the last weights and takes the verdict."""

@@ -92,11 +92,46 @@ def test_examples_without_expected_answers_are_refused_before_any_work(answered)
     assert not answered.run.exists()
 
 
+@pytest.mark.parametrize("why", ["none has one", "none is accepted"])
+def test_a_stage_that_is_not_required_is_passed_over(answered, why):
+    if why == "none has one":
+        answered.rows = [{"id": str(n), "question": f"say {n}"} for n in range(48)]
+    odd = "return len(output) % 2 - 2.0 * (expected is not None and expected in output)"
+    answered.write("task.py", AGENT.partition("    return float(")[0] + f"    {odd}\n")
+    stages = {
+        "learn": {"algorithm": {"_type": "sft"}, "trajectory_builder": "builder"},
+        "reinforce": {"algorithm": {"_type": "grpo"}, "trajectory_builder": "groups"},
+    }
+    answered.set("trajectory_builders.groups", {"_type": "group", "num_generations": 4, "examples_per_epoch": 4})
+    answered.set("finetuning.pipeline", stages).set("finetuning.num_epochs", 2)
+    answered.set("trajectory_builders.builder.required", False)
+    output = answered.finetune(code=0).output
+    assert (
+        f"no expected answer is imitated: {'none of the training' if why == 'none has one' else 'the eval'}" in output
+    )
+    assert [row["num_groups"] for row in answered.history] == [0, 4]
+
+
 def test_other_wrong_settings_are_refused(answered):
     answered.set("trajectory_builders.builder.form", "Answer:").set("finetuning.algorithm", {"_type": "grpo"})
     assert "has no {answer}, where the expected answer belongs" in answered.finetune(code=2).output
     answered.set("trajectory_builders.builder.form", None).save()
     assert "GRPO needs the sampler's log-prob of each token" in answered.finetune(code=2).output
+
+
+def test_a_run_that_has_learned_all_there_is_ends_with_its_verdict(answered):
+    """Its replies no longer differ, so reinforcement learning has nothing to compare: that is no failure."""
+    answered.set("trajectory_builders.groups", {"_type": "group", "num_generations": 2, "examples_per_epoch": 4})
+    stages = {
+        "learn": {"num_epochs": 4, "algorithm": {"_type": "sft"}, "trajectory_builder": "builder"},
+        "reinforce": {"num_epochs": 20, "algorithm": {"_type": "grpo"}, "trajectory_builder": "groups"},
+    }
+    answered.set("finetuning.pipeline", stages).set("finetuning.num_epochs", 24)
+    output = " ".join(answered.finetune("--require_improvement", code=0).output.split())
+    assert "training ends early, and what it has learned is judged: 100% of the groups have identical" in output
+    assert answered.summary["status"] == "completed"
+    assert answered.summary["confirm_tuned"]["mean"] > 0.9
+    assert len(answered.history) < 24
 
 
 @pytest.mark.slow

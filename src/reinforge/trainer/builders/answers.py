@@ -11,12 +11,14 @@ solves so little that no reward differs.
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -24,6 +26,7 @@ from reinforge.config.schema import Config, TrajectoryBuilderConfig
 from reinforge.dialects.tool_calls import prepare_request
 from reinforge.errors import ConfigError, ContextOverflow, EvaluationError, Problem
 from reinforge.evaluation.demonstrations import RowFormat
+from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.evaluation.shapes import MESSAGES
 from reinforge.interfaces import Algorithm, Builder, PolicyServer
 from reinforge.registry import register_trajectory_builder
@@ -35,10 +38,8 @@ from reinforge.trainer.builders.group import find_policy_entries, reward_of_epis
 from reinforge.trainer.builders.offline import refuse_algorithm
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.evaluation import EvalInputItem
-from reinforge.types.request import TokenLogprobs
+from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import Trajectory
-
-logger = logging.getLogger(__name__)
 
 PLACE = "{answer}"
 FORMS = (PLACE, f"Answer: {PLACE}", f"#### {PLACE}", f"\\boxed{{{PLACE}}}", f"<answer>{PLACE}</answer>")
@@ -46,6 +47,25 @@ FORMS = (PLACE, f"Answer: {PLACE}", f"#### {PLACE}", f"\\boxed{{{PLACE}}}", f"<a
 NUM_OWN_FORMS = 2
 NUM_TRIED = 8  # examples on which forms are compared
 PHASE = "answers"
+
+
+NO_ANSWERS = Problem(
+    "",
+    "none of the training examples has an expected answer to imitate",
+    "name their column (`answer_key` or `structure`), or let the agent run: `_type: group`",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenReply:
+    """A model that has one reply to every request."""
+
+    text: str
+    is_policy: ClassVar[bool] = False
+    model_name: ClassVar[str] = "expected answer"
+
+    async def sample(self, request: ModelRequest) -> ModelReply:
+        return ModelReply({"role": "assistant", "content": self.text}, "stop", None)
 
 
 class NotImitatedError(Exception):
@@ -62,6 +82,12 @@ class AnswersTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="answers"):
         default=None,
         description="The reply, with {answer} where the expected answer belongs, such as `#### {answer}`; null: of "
         "the answer alone, usual forms, and those of the agent's own best replies, the one that scores best.",
+    )
+
+    required: bool = Field(
+        default=True,
+        description="False: where no expected answer can be imitated, the stage is passed over with a note; true: the "
+        "run stops.",
     )
 
     @field_validator("form")
@@ -95,20 +121,29 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         if len(names := list(dict.fromkeys(find_adapters(config.llms).values()))) > 1:
             message = f"expected answers do not say which adapter to train: {', '.join(names)}"
             problems.append(Problem("", message, "train one adapter per run"))
-        if examples and all(item.expected_output_obj is None for item in examples):
-            message = "none of the training examples has an expected answer to imitate"
-            fix = "name their column (`answer_key` or `structure`), or let the agent run: `_type: group`"
-            problems.append(Problem("", message, fix))
+        required = self.trajectory_builder_config.required
+        if required and examples and all(item.expected_output_obj is None for item in examples):
+            problems.append(NO_ANSWERS)
         return problems
 
     async def _build_groups(self, epoch: int) -> list[list[Trajectory]]:
-        if self.evaluation is None:
-            raise EvaluationError("builder.evaluation is not set; a run sets it")
+        try:
+            return await self._imitate(epoch)
+        except ConfigError as error:
+            if self.trajectory_builder_config.required:
+                raise
+            if epoch == self.first_epoch:
+                self._notes.append(f"no expected answer is imitated: {error.problems[0].message}")
+            return []
+
+    async def _imitate(self, epoch: int) -> list[list[Trajectory]]:
         answers = {
             str(item.id): write_answer(item.expected_output_obj)
-            for item in self.evaluation.examples("train")
+            for item in (self.evaluation or self._find_evaluation()).examples("train")
             if item.expected_output_obj is not None
         }
+        if not answers:
+            raise ConfigError(NO_ANSWERS)
         if self._form is None:
             self._form = await self._choose_form(answers)
         count, seed = self.trajectory_builder_config.examples_per_epoch, self.run_config.seed
@@ -132,17 +167,27 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         return groups
 
     async def _run(self, form: str, answers: Mapping[str, str]) -> list[EpisodeRecord]:
-        assert self.evaluation is not None  # of a run
         place = (*FORMS, form).index(form)
-        keys = {EpisodeKey(PHASE, BASELINE, id_, place): form.replace(PLACE, text) for id_, text in answers.items()}
-        return await self.evaluation.answer(keys)
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(self._run_one(EpisodeKey(PHASE, BASELINE, id_, place), form.replace(PLACE, text)))
+                for id_, text in answers.items()
+            ]
+        return [record for task in running for record in task.result()]
+
+    async def _run_one(self, key: EpisodeKey, text: str) -> list[EpisodeRecord]:
+        """Runs and scores an episode in which the policy says this in reply to every request; it is not recorded."""
+        evaluation, reply = copy(self._find_evaluation()), GivenReply(text)
+        runner = evaluation.runner = copy(evaluation.runner)
+        runner.llms = {name: reply if llm.is_policy else llm for name, llm in runner.llms.items()}
+        evaluation.listener, evaluation.recall = lambda record: None, lambda key, item: None
+        return await evaluation.collect([key])
 
     async def _choose_form(self, answers: Mapping[str, str]) -> str:
         """Returns the form whose replies score best, and sets the reward from which a reply is imitated.
 
         Example: untouched 0.2 on average, "nus" 0.01, "Answer: nus" 1 => "Answer: {answer}", replies from 0.6.
         """
-        assert self.evaluation is not None
         tried = dict(list(answers.items())[:NUM_TRIED])
         own = [record for record in self._find_own_episodes() if record.reward is not None]
         mean = fmean(record.reward for record in own) if own else 0.0  # type: ignore[misc]  # none is None
@@ -174,12 +219,16 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         return best
 
     def _find_own_episodes(self) -> list[EpisodeRecord]:
-        """Returns the untouched agent's episodes on the `select` examples; none outside a run."""
-        assert self.evaluation is not None
-        try:
-            return self.evaluation.journalled_episodes(BASELINE, "validate")
-        except EvaluationError:
-            return []
+        """Returns the untouched agent's episodes on the `select` examples."""
+        evaluation = self._find_evaluation()
+        items = {str(item.id): item for item in evaluation.examples("select")}
+        return evaluation.load_episodes(BASELINE, items, "validate")
+
+    def _find_evaluation(self) -> DatasetEvaluation:
+        evaluation = getattr(self.evaluation, "inner", self.evaluation)  # a stage of a pipeline wraps that of the run
+        if not isinstance(evaluation, DatasetEvaluation):
+            raise EvaluationError("builder.evaluation is not that of a run, which runs and scores the expected answers")
+        return evaluation
 
     def _find_own_forms(self, own: Sequence[EpisodeRecord]) -> list[str]:
         """Returns how the agent's best replies write the expected answer: the line that has it, most frequent first."""

@@ -65,11 +65,8 @@ class StageEvaluation(EvaluationRunner):
     def examples(self, split: str) -> list[EvalInputItem]:
         return self.inner.examples(self._find_split(split))
 
-    async def answer(self, replies: Mapping[EpisodeKey, str]) -> list[EpisodeRecord]:
-        return await self.inner.answer(replies)
-
-    def journalled_episodes(self, epoch: int, phase: str = "collect") -> list[EpisodeRecord]:
-        return self.inner.journalled_episodes(epoch, phase)
+    def journalled_episodes(self, epoch: int) -> list[EpisodeRecord]:
+        return self.inner.journalled_episodes(epoch)
 
     def find_call(self, call_id: str) -> ModelCall | None:
         return self.inner.find_call(call_id)
