@@ -51,7 +51,7 @@ MAX_QUESTION_CHARS, MAX_ANSWER_CHARS = 600, 40
 ALWAYS = "gsm_symbolic"
 NUM_TASKS, NUM_TRANSFER, MAX_OF_CATEGORY = 8, 4, 2
 NUM_TRAIN, NUM_SELECT, NUM_CONFIRM, NUM_OF_TRANSFER = 384, 48, 400, 40
-NUM_EPOCHS, NUM_GENERATIONS, EXAMPLES_PER_EPOCH = 8, 8, 8
+NUM_EPOCHS, NUM_GENERATIONS, EXAMPLES_PER_EPOCH = 4, 8, 8
 RESULTS = Path(__file__).parent / "results" / "environment_tasks"
 RUNS = Path(".benchmarks/environment_tasks")  # the run folders, which are not committed
 POLICY = {
@@ -198,7 +198,7 @@ def run_one(path: Path, task: str, transfer: Sequence[str], seed: int) -> None:
     }
     settings["trajectory_builders"] = {
         "groups": {"_type": "group", "num_generations": NUM_GENERATIONS, "examples_per_epoch": EXAMPLES_PER_EPOCH},
-        "answers": {"_type": "answers"},
+        "answers": {"_type": "answers", "required": False},  # some tasks have no single answer
     }
     started = time.monotonic()
     found: dict[str, Any] = {"task": task, "seed": seed}

@@ -1,6 +1,7 @@
 """Fixtures that several packages share."""
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,14 @@ from tests.protocols.openai_service import OpenAIService
 KEEPS_NO_BYTECODE = sys.dont_write_bytecode
 sys.dont_write_bytecode = False  # while tests are collected: each process would compile all of them anew, for 15 s
 gc.disable()  # what is imported meanwhile lasts
+
+
+def pytest_pycollect_makeitem(collector: pytest.Module, obj: object) -> list[pytest.Item] | None:
+    """Makes no cases of long tests where they are not wanted: to make them and deselect them takes each process 2 s."""
+    if collector.config.option.markexpr != "not slow and not fault" or not inspect.isfunction(obj):
+        return None
+    names = {mark.name for mark in getattr(obj, "pytestmark", ())} | {mark.name for mark in collector.iter_markers()}
+    return [] if names & {"slow", "fault"} else None
 
 
 def pytest_collection_finish() -> None:

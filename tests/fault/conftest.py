@@ -11,6 +11,7 @@ METHODS = {
     "lora": {"finetuning.policy.lora": {"r": 4, "lora_alpha": 8}},
     "sft": {ALGORITHM: {"_type": "sft", "min_reward": 0.2}},
     "sft of a file": {ALGORITHM: {"_type": "sft"}, BUILDER: ROWS, DATASET: "shown.jsonl"},
+    "answers of a file": {ALGORITHM: {"_type": "sft"}, BUILDER: {"_type": "answers", "examples_per_epoch": 6}},
     "dpo of a file": {ALGORITHM: {"_type": "dpo"}, BUILDER: ROWS, DATASET: "pairs.jsonl"},
     "two adapters": {
         "finetuning.policy.lora": {"r": 4, "lora_alpha": 8},

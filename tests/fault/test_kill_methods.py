@@ -14,6 +14,7 @@ CHAINS = {
     "lora": ("rollout.after_journal:70", "step.after_optim:3", "ckpt.after_rename:1"),
     "sft": ("rollout.after_journal:70", "step.after_optim:3", "publish.mid"),
     "sft of a file": ("step.after_backward:3", "ckpt.after_manifest:2"),
+    "answers of a file": ("step.after_backward:3", "ckpt.after_manifest:2"),
     "dpo of a file": ("step.after_optim:3", "ckpt.after_rename:2"),
     "two adapters": ("rollout.after_journal:70", "step.after_optim:7", "ckpt.after_rename:1"),
     "ppo": ("step.after_optim:6", "ckpt.after_rename:1", "publish.before:1"),
@@ -24,7 +25,7 @@ steps each in a job: at the seventh step one has learnt already, and the other h
 border of its stages, in the first step of the second one, and in its second epoch, which needs that stage's optimizer.
 """
 PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file" in method) != ("export.mid", True)]
-"""Rows of a file are no episodes that could be exported."""
+"""Rows of a file, and its answers, are no episodes that could be exported."""
 
 
 LONG = ("sft", "dpo of a file", "pipeline")

@@ -60,6 +60,7 @@ async def test_siblings_share_a_server_and_each_version_is_sent_to_all(servers, 
         assert adapter._sampler.label.endswith("-2")
 
 
+@pytest.mark.slow
 async def test_a_lost_server_takes_no_reply_along_and_gets_the_next_version_when_it_is_back(servers, tiny_model_dir):
     async with start(servers, tiny_model_dir) as adapter:
         policy = adapter.policy()

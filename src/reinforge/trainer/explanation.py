@@ -32,7 +32,7 @@ SMALL_GAIN = 0.05
 runs of the bundled models that improved it was 0.5 or more."""
 MIN_VALIDATIONS = 3  # with fewer, that the last is the best says nothing about a trend
 MAX_MORE_EXAMPLES = 10  # an effect that needs more than this many times the confirm examples cannot be told from none
-IMPROVE = "`reinforge improve FILE` tries several learning rates, adapters and group sizes"
+IMPROVE = "`reinforge improve FILE` tries the expected answers, several learning rates, adapters, group sizes"
 
 
 @dataclass(frozen=True)

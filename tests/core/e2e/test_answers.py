@@ -53,6 +53,13 @@ def test_the_form_that_the_evaluators_accept_is_imitated(answered, shown, form):
     assert f"in the form '{form or 'Answer: {answer}'}', which scores 1" in " ".join(result.output.split())
 
 
+def test_the_first_of_several_right_answers_is_imitated(answered):
+    answered.set("eval.evaluators", {"right": {"_type": "exact_match", "any_of": True}})
+    answered.rows = [{**row, "answer": ["yes", "ye"]} for row in answered.rows]
+    result = answered.finetune("--require_improvement", code=0)
+    assert "in the form '{first}', which scores 1" in " ".join(result.output.split())
+
+
 def test_answers_that_the_evaluators_do_not_accept_are_never_imitated(answered):
     """Half of the answers are in capitals, which this reward does not accept."""
     answered.write("task.py", AGENT.replace("SHOWN", "output.lower()"))

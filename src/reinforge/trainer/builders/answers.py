@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from copy import copy
@@ -41,7 +42,7 @@ from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.request import ModelReply, ModelRequest, TokenLogprobs
 from reinforge.types.trajectory import Trajectory
 
-PLACE = "{answer}"
+PLACE, FIRST = "{answer}", "{first}"  # the second is the first of a list of right answers
 FORMS = (PLACE, f"Answer: {PLACE}", f"#### {PLACE}", f"\\boxed{{{PLACE}}}", f"<answer>{PLACE}</answer>")
 """How a reply may show its answer; those that the agent's own good replies have are tried before."""
 NUM_OWN_FORMS = 2
@@ -80,10 +81,10 @@ class AnswersTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="answers"):
     )
     form: str | None = Field(
         default=None,
-        description="The reply, with {answer} where the expected answer belongs, such as `#### {answer}`; null: of "
-        "the answer alone, usual forms, and those of the agent's own best replies, the one that scores best.",
+        description="The reply, with {answer} where the expected answer belongs, such as `#### {answer}`, or {first} "
+        "for the first of a list of right answers; null: of the answer alone, usual forms, and those of the agent's "
+        "own best replies, the one that scores best.",
     )
-
     required: bool = Field(
         default=True,
         description="False: where no expected answer can be imitated, the stage is passed over with a note; true: the "
@@ -93,7 +94,7 @@ class AnswersTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="answers"):
     @field_validator("form")
     @classmethod
     def _check_form(cls, form: str | None) -> str | None:
-        if form is not None and PLACE not in form:
+        if form is not None and PLACE not in form and FIRST not in form:
             raise ValueError(f"{form!r} has no {PLACE}, where the expected answer belongs")
         return form
 
@@ -138,7 +139,7 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
 
     async def _imitate(self, epoch: int) -> list[list[Trajectory]]:
         answers = {
-            str(item.id): write_answer(item.expected_output_obj)
+            str(item.id): item.expected_output_obj
             for item in (self.evaluation or self._find_evaluation()).examples("train")
             if item.expected_output_obj is not None
         }
@@ -166,12 +167,12 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
             self._notes.append(f"{left_out} of {len(ids)} expected answers are not imitated: {why}")
         return groups
 
-    async def _run(self, form: str, answers: Mapping[str, str]) -> list[EpisodeRecord]:
+    async def _run(self, form: str, answers: Mapping[str, Any]) -> list[EpisodeRecord]:
         place = (*FORMS, form).index(form)
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(self._run_one(EpisodeKey(PHASE, BASELINE, id_, place), form.replace(PLACE, text)))
-                for id_, text in answers.items()
+                tasks.create_task(self._run_one(EpisodeKey(PHASE, BASELINE, id_, place), write_reply(form, expected)))
+                for id_, expected in answers.items()
             ]
         return [record for task in running for record in task.result()]
 
@@ -183,7 +184,7 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         evaluation.listener, evaluation.recall = lambda record: None, lambda key, item: None
         return await evaluation.collect([key])
 
-    async def _choose_form(self, answers: Mapping[str, str]) -> str:
+    async def _choose_form(self, answers: Mapping[str, Any]) -> str:
         """Returns the form whose replies score best, and sets the reward from which a reply is imitated.
 
         Example: untouched 0.2 on average, "nus" 0.01, "Answer: nus" 1 => "Answer: {answer}", replies from 0.6.
@@ -193,7 +194,8 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         mean = fmean(record.reward for record in own) if own else 0.0  # type: ignore[misc]  # none is None
         highest = max((record.reward for record in own if record.reward is not None), default=None)
         given = self.trajectory_builder_config.form
-        forms = (given,) if given is not None else dict.fromkeys((PLACE, *self._find_own_forms(own), *FORMS))
+        usual = (PLACE, *((FIRST,) if any(isinstance(each, list) for each in tried.values()) else ()))
+        forms = (given,) if given is not None else dict.fromkeys((*usual, *self._find_own_forms(own), *FORMS))
         found, failures = dict[str, float](), Counter[str]()
         for form in forms:
             records = await self._run(form, tried)
@@ -283,6 +285,13 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
 def write_answer(expected: Any) -> str:
     """Returns an expected answer as a model writes it: a string as it is, anything else as JSON."""
     return expected if isinstance(expected, str) else json.dumps(expected, ensure_ascii=False, default=str)
+
+
+def write_reply(form: str, expected: Any) -> str:
+    """Returns a reply that shows an expected answer: "So {first}" and ["a", "b"] -> "So a"."""
+    first = expected[0] if isinstance(expected, list) and expected else expected
+    parts = re.split(f"({re.escape(PLACE)}|{re.escape(FIRST)})", form)
+    return "".join({PLACE: write_answer(expected), FIRST: write_answer(first)}.get(part, part) for part in parts)
 
 
 @register_trajectory_builder(config_type=AnswersTrajectoryBuilderConfig)
