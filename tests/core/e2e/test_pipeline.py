@@ -253,17 +253,22 @@ def test_stages_in_another_order_are_a_change(staged):
     assert "the order of finetuning.pipeline: sft, grpo -> grpo, sft" in refused.output
 
 
-def test_the_file_of_the_docs_is_valid_with_models_of_this_machine(project, tiny_model_dir):
+@pytest.mark.parametrize("part", ["whole", "answers"])
+def test_the_file_of_the_docs_is_valid_with_models_of_this_machine(project, tiny_model_dir, part):
     """The page's own YAML, its agent and data as the project has them."""
     text = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
-    (settings,) = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
+    settings, answers = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
+    if part == "answers":
+        settings["trajectory_builders"] = answers["trajectory_builders"]
+        settings["finetuning"] |= answers["finetuning"]
     settings["llms"]["teacher"]["model"] = settings["finetuning"]["policy"]["model"] = str(tiny_model_dir)
     project.write("task.py", (project.folder / "task.py").read_text().replace("vowels", "right"))
     project.write("run.yml", yaml.safe_dump(settings, sort_keys=False))
     write_rows(project, "questions.jsonl", project.rows)
     write_rows(project, "demonstrations.jsonl", [{"prompt": f"tell {n}", "completion": "aeiou"} for n in range(8)])
     result = call("check", "run.yml", code=0)
-    assert "epochs 2 to 6; Distill: teacher teacher" in result.output
+    shown = {"whole": "epochs 2 to 6; Distill: teacher teacher", "answers": "epochs 0 to 2; SFT: defaults; answers"}
+    assert shown[part] in result.output
 
 
 def test_a_pipeline_needs_a_trainer_and_an_adapter_that_know_stages(staged):
