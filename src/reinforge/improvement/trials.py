@@ -117,6 +117,8 @@ class RunTrials:
             options.run_name, options.resume = None, folder
         elif folder.exists():  # of a process that died before it wrote the journal
             remove_folder(folder)
+        async with ComponentBuilder(self.load(()), self.registry) as builder:
+            await builder.get_model_path()  # a bundled model is made once: no trial is to pay for it
         started, before = time.monotonic(), trial.used
 
         def find_pause(context: RunContext, num_epochs: int) -> str | None:
