@@ -15,7 +15,7 @@ measured again.
 A run trains LoRA adapters on 384 items, first to give the expected answers, then with GRPO. It chooses its checkpoint
 on 48 others and is judged on `confirm`, 400 more, with fresh replies of both models. The seed changes the items, the
 sampling and the adapters. Transfer is measured with seed 1. CPU minutes are those of the whole process, of all its
-threads and children. Two calls with OMP_NUM_THREADS=1 and other `--tasks` share two cores better than one with both.
+threads and children.
 """
 
 from __future__ import annotations

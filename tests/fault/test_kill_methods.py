@@ -25,7 +25,7 @@ steps each in a job: at the seventh step one has learnt already, and the other h
 border of its stages, in the first step of the second one, and in its second epoch, which needs that stage's optimizer.
 """
 PLACES = [(method, site) for method in METHODS for site in SITES if (site, "file" in method) != ("export.mid", True)]
-"""Rows of a file, and its answers, are no episodes that could be exported."""
+"""Rows of a file, and its answers, are not episodes that could be exported."""
 
 
 LONG = ("sft", "dpo of a file", "pipeline")

@@ -118,7 +118,7 @@ class RunTrials:
         elif folder.exists():  # of a process that died before it wrote the journal
             remove_folder(folder)
         async with ComponentBuilder(self.load(()), self.registry) as builder:
-            await builder.get_model_path()  # a bundled model is made once: no trial is to pay for it
+            await builder.get_model_path()  # a bundled model is made once, so that no trial pays for it
         started, before = time.monotonic(), trial.used
 
         def find_pause(context: RunContext, num_epochs: int) -> str | None:

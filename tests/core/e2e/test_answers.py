@@ -127,7 +127,7 @@ def test_other_wrong_settings_are_refused(answered):
 
 
 def test_a_run_that_has_learned_all_there_is_ends_with_its_verdict(answered):
-    """Its replies no longer differ, so reinforcement learning has nothing to compare: that is no failure."""
+    """Its replies no longer differ, so reinforcement learning has nothing to compare, which is not a failure."""
     answered.set("trajectory_builders.groups", {"_type": "group", "num_generations": 2, "examples_per_epoch": 4})
     stages = {
         "learn": {"num_epochs": 4, "algorithm": {"_type": "sft"}, "trajectory_builder": "builder"},

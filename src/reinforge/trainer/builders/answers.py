@@ -114,6 +114,7 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         self.policies = policies
         self._form: str | None = None
         self._least = 0.0  # the reward that a reply must reach to be imitated
+        self._has_told = False
 
     def validate(
         self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
@@ -133,9 +134,14 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         except ConfigError as error:
             if self.trajectory_builder_config.required:
                 raise
-            if epoch == self.first_epoch:
-                self._notes.append(f"no expected answer is imitated: {error.problems[0].message}")
+            self._tell_once(f"no expected answer is imitated: {error.problems[0].message}")
             return []
+
+    def _tell_once(self, text: str) -> None:
+        """Shows a line about what is left out, in the first epoch of the stage alone."""
+        if not self._has_told:
+            self._notes.append(text)
+        self._has_told = True
 
     async def _imitate(self, epoch: int) -> list[list[Trajectory]]:
         answers = {
@@ -150,10 +156,8 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         count, seed = self.trajectory_builder_config.examples_per_epoch, self.run_config.seed
         ids = select_epoch_examples(list(answers), count, seed, epoch - self.first_epoch)
         records = await self._run(self._form, {id_: answers[id_] for id_ in ids})
-        good = [each for each in records if (reward := reward_of_episode(each)) is not None and reward >= self._least]
         groups, reasons = list[list[Trajectory]](), Counter[str]()
-        reasons[f"scores below {self._least:.3g} as replies"] = len(ids) - len(good)
-        for record in good:
+        for record in records:
             try:
                 groups.append(await self._build_replies(record))
             except (ContextOverflow, NotImitatedError) as error:
@@ -162,9 +166,8 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         if not groups:
             message = f"none of the {len(ids)} expected answers can be imitated: {why}"
             raise ConfigError(Problem("", message, "use another form, or let the agent run: `_type: group`"))
-        if why and self.first_epoch == epoch:
-            left_out = len(ids) - len(groups)
-            self._notes.append(f"{left_out} of {len(ids)} expected answers are not imitated: {why}")
+        if why:
+            self._tell_once(f"{len(ids) - len(groups)} of {len(ids)} expected answers are not imitated: {why}")
         return groups
 
     async def _run(self, form: str, answers: Mapping[str, Any]) -> list[EpisodeRecord]:
@@ -247,9 +250,13 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         """Returns a trajectory for each call of the policy that is trained.
 
         Raises:
-            NotImitatedError: The agent offers tools, so that one that answers at once would learn to guess; its prompt
-                has no chat template; or its `max_tokens` are too few for the reply.
+            NotImitatedError: The reply has no score or a low one; the agent offers tools, so that one that answers at
+                once would learn to guess; its prompt has no chat template; or its `max_tokens` are too few.
         """
+        if (reward := reward_of_episode(record)) is None:
+            raise NotImitatedError(f"no score ({record.outcome})")
+        if reward < self._least:
+            raise NotImitatedError(f"a score below {self._least:.3g} as a reply")
         config, found = self.run_config, list[Trajectory]()
         for call in record.calls:
             if call.request.tools or call.request.prompt is not None:
