@@ -91,9 +91,11 @@ def forget_training(data: dict[str, Any]) -> dict[str, Any]:
     if "environment" in data:  # which fills in the rest
         return {**data, "finetuning": bare}
     builder: dict[str, Any] = {"_type": "group"}
-    fill_in_training(bare, builder)
-    bare.setdefault("num_epochs", NUM_EPOCHS)
-    return {**data, "finetuning": bare, "trajectory_builders": {finetuning["trajectory_builder"]: builder}}
+    further = fill_in_training(bare, builder)
+    if not further:
+        bare.setdefault("num_epochs", NUM_EPOCHS)
+    builders = {finetuning["trajectory_builder"]: builder, **further}
+    return {**data, "finetuning": bare, "trajectory_builders": builders}
 
 
 def load(data: dict[str, Any], overrides: Overrides) -> LoadedConfig:

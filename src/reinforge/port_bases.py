@@ -49,6 +49,8 @@ class BuilderBase:
     collects_ahead: bool = False
     """True: `start_run` may be called for later epochs before an earlier one is finalized, and `discard_run` ends what
     is not finalized."""
+    may_train_nothing: bool = False
+    """True: an epoch without groups is not a failure, however many there are."""
     evaluation: Any = None
 
     def __init__(self, trajectory_builder_config: TrajectoryBuilderConfig):

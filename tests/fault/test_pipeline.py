@@ -12,6 +12,15 @@ from tests.fault.conftest import METHODS
 from tests.fault.kit import KILLED, differences
 
 PIPELINE = METHODS["pipeline"]
+STAGES = PIPELINE["finetuning.pipeline"]
+RUINING = {**STAGES["sft"], "num_epochs": 1, "policy": {"optimizer": {"learning_rate": 3.0}}}
+FROM_THE_BEST = {
+    **PIPELINE,
+    "finetuning.pipeline": {"sft": STAGES["sft"], "ruin": RUINING, "grpo": {**STAGES["grpo"], "start_from": "best"}},
+    "finetuning.num_epochs": 5,
+}
+"""The last stage begins with the model of epoch 1, and measures its KL from that."""
+AT_THE_RETURN = "ckpt.after_manifest:5"  # after the base and three epochs
 IN_THE_SECOND_STAGE = "batch.sealed:4"
 """Its second epoch is collected and its first is trained: the optimizer comes from a checkpoint of this stage."""
 
@@ -50,6 +59,20 @@ def test_a_kill_at_the_border_of_two_stages(make_toy, finished):
 def test_a_kill_near_the_border_of_two_stages(make_toy, finished, site):
     toy = make_toy(PIPELINE).end_after(site)
     assert differences(toy.run, finished(PIPELINE).run) == []
+
+
+@pytest.mark.slow
+def test_kills_around_a_return_to_the_best_weights(make_toy, finished):
+    """Before its checkpoint is complete, after it, and within the stage, whose reference that checkpoint is."""
+    toy = make_toy(FROM_THE_BEST).end_after(AT_THE_RETURN, "ckpt.after_rename:1", "batch.sealed:2")
+    assert "the weights after epoch 1, which are the best so far" in (toy.run / "run.log").read_text()
+    assert differences(toy.run, finished(FROM_THE_BEST).run) == []
+
+
+@pytest.mark.fault
+def test_a_stage_that_forgets_to_return_makes_a_difference(make_toy, finished):
+    toy = make_toy(FROM_THE_BEST).end_after(AT_THE_RETURN, mutation=mutations.stay_with_the_last_weights)
+    assert "model.safetensors" in differences(toy.run, finished(FROM_THE_BEST).run)
 
 
 @pytest.mark.fault

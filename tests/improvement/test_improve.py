@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 import filelock
@@ -13,7 +14,7 @@ import yaml
 import reinforge
 from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
-from reinforge.improvement.api import choose_budget, run_search
+from reinforge.improvement.api import choose_budget, load_without_answers, run_search
 from reinforge.improvement.recipes import DEMONSTRATIONS, REWARDS, SearchRecipe, propose
 from reinforge.improvement.record import SearchRecord, Trial
 from reinforge.improvement.search import Search
@@ -403,12 +404,16 @@ def test_a_recipe_helps_and_what_it_leaves_can_be_run(project, searched, name):
 
 @pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs reasoning_gym")
 def test_the_rows_of_a_stage_do_not_take_the_place_of_the_builder_that_an_environment_brings():
-    def load_environment(overrides=()):
-        chosen = [("environment", "reasoning_gym:spell_backward"), ("finetuning.policy.model", "bundled:tickets")]
-        return load_config(None, overrides=chosen, changes=overrides).config
-
-    [recipe] = [each for each in propose(load_environment()) if each.into_weights]
-    finetuning = load_environment((*recipe.overrides, recipe.set_epochs(9))).finetuning
+    """Its defaults begin with the expected answers, which the search tries as a recipe of its own."""
+    chosen = [("environment", "reasoning_gym:spell_backward"), ("finetuning.policy.model", "bundled:tickets")]
+    load_whole = partial(load_config, None, overrides=chosen)
+    assert list(load_whole().config.finetuning.pipeline) == ["answers", "reinforce"]
+    load = load_without_answers(lambda changes: load_whole(changes=changes))
+    assert load(()).config.finetuning.num_epochs == 12
+    names = {each.name: each for each in propose(load(()).config)}
+    assert "learn-the-answers" in names
+    recipe = names["prompt-into-weights"]
+    finetuning = load((*recipe.overrides, recipe.set_epochs(9))).config.finetuning
     assert finetuning.trajectory_builder == "builder"
     assert finetuning.pipeline["imitate"].trajectory_builder == "prompt_rows"
     assert finetuning.pipeline["reinforce"].trajectory_builder is None

@@ -20,7 +20,7 @@ from typing import Any
 
 from reinforge.config.document import Document, KeyPath
 from reinforge.config.policy import PolicyConfig
-from reinforge.config.schema import FinetuneConfig, StageConfig
+from reinforge.config.schema import Config, FinetuneConfig, StageConfig
 from reinforge.config.sections import STAGES
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
@@ -67,6 +67,26 @@ def find_stage(config: FinetuneConfig, epoch: int) -> PipelineStage | None:
 def choose_stage(stages: Sequence[PipelineStage], epoch: int) -> PipelineStage | None:
     """Returns the stage that an epoch belongs to; epochs after the last stage belong to it."""
     return next((stage for stage in stages if epoch <= stage.last), stages[-1] if stages else None)
+
+
+def find_optional_answers(config: Config) -> PipelineStage | None:
+    """Returns the first of two stages if it imitates expected answers where there are any, and the other is as the run.
+
+    `leave_out_answers` makes the run one without a pipeline.
+    """
+    stages = list_stages(config.finetuning)
+    if len(stages) != 2:
+        return None
+    first, second = stages
+    builder: Any = config.trajectory_builders.get(first.settings.trajectory_builder or "")
+    is_optional = getattr(builder, "static_type", None) == "answers" and not builder.required
+    return first if is_optional and second.settings.model_fields_set <= {"num_epochs", "start_from"} else None
+
+
+def leave_out_answers(config: FinetuneConfig) -> None:
+    """Leaves out the stage that `find_optional_answers` found."""
+    _, second = config.pipeline.values()
+    config.num_epochs, config.pipeline = second.num_epochs, {}
 
 
 def fill_in_stages(document: Document) -> None:

@@ -334,6 +334,11 @@ class StageConfig(Block):
         description="Sampling of the episodes that this stage trains on; null: finetuning.sampling, as in validation.",
     )
     policy: StagePolicyConfig = Field(default_factory=StagePolicyConfig)
+    start_from: Literal["last", "best"] = Field(
+        default="last",
+        description="Weights that the stage trains: `last`, those of the stage before; `best`, the checkpoint of all "
+        "stages before with the highest score on `select`, which may be the untouched model.",
+    )
 
 
 class FinetuneConfig(Block):

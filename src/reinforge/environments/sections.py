@@ -39,8 +39,10 @@ def fill_in(document: Document, registry: Registry) -> None:
         _set_missing(data[section], {name: {}})
         _set_missing(data[section][name], {"_type": type_name})
     builder, adapter = (data[f"{name}s"][chosen[name]] for name in ("trajectory_builder", "trainer_adapter"))
-    if isinstance(builder, dict) and builder["_type"] == "group" and adapter == {"_type": "local"}:
-        fill_in_training(finetuning, builder)
+    trainer = data["trainers"][chosen["trainer"]]
+    is_usual = adapter == {"_type": "local"} and isinstance(trainer, dict) and trainer.get("_type") == "epoch"
+    if isinstance(builder, dict) and builder["_type"] == "group" and is_usual:
+        _set_missing(data["trajectory_builders"], fill_in_training(finetuning, builder))
     evaluators = document.get_block(("eval", "evaluators"))
     reward = {"name": next(iter(evaluators), None)}
     if metrics and metrics[0] in evaluators:

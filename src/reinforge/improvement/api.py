@@ -13,6 +13,7 @@ import filelock
 
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
+from reinforge.config.pipeline import find_optional_answers, leave_out_answers
 from reinforge.config.problems import suggest_arguments
 from reinforge.errors import ConfigError, Problem, ReinforgeError, did_you_mean
 from reinforge.evaluation.changes import MetricChange
@@ -20,7 +21,7 @@ from reinforge.evaluation.statistics import Improvement
 from reinforge.files import home, replace_file
 from reinforge.improvement.outcomes import OUTCOMES, read_outcomes
 from reinforge.improvement.page import write_page
-from reinforge.improvement.recipes import propose
+from reinforge.improvement.recipes import NUM_EPOCHS, PIPELINE, propose
 from reinforge.improvement.record import RECIPE, SEARCH, SearchBudget, SearchRecord, describe_recipe
 from reinforge.improvement.search import Search
 from reinforge.improvement.trials import Load, RunTrials, Say
@@ -185,6 +186,16 @@ def choose_budget(minutes: float, max_tokens: int | None) -> SearchBudget:
     return SearchBudget(60 * minutes)
 
 
+def load_without_answers(load: Load) -> Load:
+    """Returns `load` without an optional first stage of answers: with them is one of the search's own recipes."""
+    config = load(()).config
+    if find_optional_answers(config) is None:
+        return load
+    leave_out_answers(config.finetuning)
+    single = ((PIPELINE, "{}"), (NUM_EPOCHS, str(config.finetuning.num_epochs)))
+    return lambda changes: load((*single, *changes))
+
+
 def run_search(
     load: Load,
     budget: SearchBudget | None,
@@ -205,6 +216,7 @@ def run_search(
         seeds: Trainings of the winner; a search that resumes has those that it started with.
         outcomes: Order the recipes by the outcomes of earlier searches, and add its own; never with a budget in tokens.
     """
+    load = load_without_answers(load)
     base = load(())
     config, llms = base.config.finetuning, base.config.llms
     if reflect is not None and reflect not in llms:

@@ -38,7 +38,7 @@ DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
 IMITATION_EPOCHS = 2  # before reinforcement learning, in `imitate-then-reinforce`
-ANSWER_EPOCHS, ANSWERS_PER_STEP = 6, 8  # of `learn-the-answers`
+ANSWER_EPOCHS = 6  # of `learn-the-answers`
 EXAMPLES_PER_EPOCH = 16  # where the configuration has all in each epoch: a search can only stop between epochs
 REWARDS, SIGNAL, ANSWERS = "rewards that differ", "groups whose rewards differ", "expected answers"
 """What a recipe needs to learn from: of the agent's own episodes, or of the examples."""
@@ -98,8 +98,8 @@ def _propose_answers(config: Config) -> list[SearchRecipe]:
     if builder is None or not _trains_stages(config):
         return []
     rows = builder.num_generations * (builder.examples_per_epoch or EXAMPLES_PER_EPOCH)
-    steps = json.dumps({"batch": {"steps_per_job": max(1, rows // ANSWERS_PER_STEP)}})
-    settings = (("algorithm", "{_type: sft}"), ("trajectory_builder", "answers"), ("policy", steps))
+    stage = small_models.build_answers_stage(rows)
+    settings = tuple((key, json.dumps(value)) for key, value in stage.items())
     why = "imitates the expected answers, where the evaluators accept them as replies, then trains as configured"
     recipe = _add_first_stage("learn-the-answers", why, settings, ANSWERS, ANSWER_EPOCHS)
     answers = ("trajectory_builders.answers", f"{{_type: answers, examples_per_epoch: {rows}}}")

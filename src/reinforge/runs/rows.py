@@ -272,7 +272,9 @@ def _split_fields(cls: type[Any], rest: str, row: Mapping[str, Any]) -> tuple[di
     return {name: row[name] for name in names & row.keys()}, {name: row[name] for name in row if name not in names}
 
 
-def choose_best_validation(validations: Sequence[ValidationRow], metric: str | None = None) -> ValidationRow | None:
+def choose_best_validation(
+    validations: Sequence[ValidationRow], metric: str | None = None, *, prefers_last: bool = False
+) -> ValidationRow | None:
     """Returns the validation with the highest score, the baseline (epoch -1) included; of equals the earliest.
 
     Example: rewards `{-1: 0.40, 0: None, 1: 0.55, 2: 0.55}` by epoch -> the row of epoch 1. None: no validation has a
@@ -280,6 +282,7 @@ def choose_best_validation(validations: Sequence[ValidationRow], metric: str | N
 
     Args:
         metric: The gate's metric; used if any validation has it, else `avg_reward`.
+        prefers_last: Of equals the latest.
     """
     by_metric = metric is not None and any(metric in row.metrics for row in validations)
 
@@ -290,7 +293,7 @@ def choose_best_validation(validations: Sequence[ValidationRow], metric: str | N
     scored = [(value, row) for row in validations if (value := score(row)) is not None]
     if not scored:
         return None
-    return min(scored, key=lambda pair: (-pair[0], pair[1].epoch))[1]
+    return min(scored, key=lambda pair: (-pair[0], -pair[1].epoch if prefers_last else pair[1].epoch))[1]
 
 
 GUARD = "GUARD"  # the stage under which the journal keeps them

@@ -169,7 +169,7 @@ def build_run_data(
         evaluator = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
         evaluation["evaluators"] = {REWARD: evaluator}
     finetuning, groups = _merge_settings(finetuning, {} if further is None else further), dict(builder or {})
-    fill_in_training(finetuning, groups)
+    further_builders = fill_in_training(finetuning, groups)
     data = build_sections(
         llms={LLM: {"_type": "policy"}},
         workflow=None if workflow is None else {"_type": "python", "function": workflow, "llm": LLM},
@@ -178,6 +178,7 @@ def build_run_data(
         adapter={"_type": "local"},
         finetuning=finetuning,
     )
+    data["trajectory_builders"] |= further_builders
     if environment is not None:
         data["environment"] = environment  # fills in what is not there
     return data

@@ -142,8 +142,8 @@ def _suggest(reward: float, metric: str) -> str:
     if reward == 0:
         return (
             f"If that answer should earn something, correct the evaluator {metric} or the form of the answer ({test}); "
-            "if not, the task is too hard for this model: imitate the expected answers first (trajectory builder "
-            "`_type: answers`), or use easier examples or a reward that counts partial success"
+            "if not, the task is too hard for this model: imitate the expected answers first, unless this run does "
+            "(trajectory builder `_type: answers`), or use easier examples or a reward that counts partial success"
         )
     return f"The evaluator {metric} does not distinguish the answers ({test})"
 

@@ -276,9 +276,9 @@ def advise_no_signal(mean_reward: float) -> str:
     if mean_reward >= SOLVED:
         return f"with a mean reward of {mean_reward:.2f} the examples are nearly solved. Stop here, or use harder ones"
     return (
-        "imitate the expected answers first (trajectory builder `_type: answers`), or use easier or more varied "
-        "examples, larger groups (num_generations), a higher finetuning.sampling.temperature, or a reward that counts "
-        "partial success"
+        "imitate the expected answers first, unless this run does (trajectory builder `_type: answers`), or use easier "
+        "or more varied examples, larger groups (num_generations), a higher finetuning.sampling.temperature, or a "
+        "reward that counts partial success"
     )
 
 

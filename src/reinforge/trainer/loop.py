@@ -131,15 +131,21 @@ class EpochTrainer(Trainer):
 
     async def _run_whole_epoch(self, epoch: int, num_epochs: int, run_id: str) -> None:
         self.context.check_budget()
+        await self._return_to_best_if_due(epoch)
         ref = await self.run_epoch(epoch, run_id)
         status = await self._await(epoch, ref) if ref is not None else None
-        if status is None:
-            self._count_empty(epoch, is_last=epoch + 1 == num_epochs)
-        else:
+        if status is not None:
             self._num_empty = 0
             self._statuses.append(status)
+        elif not self.trajectory_builder.may_train_nothing:
+            self._count_empty(epoch, is_last=epoch + 1 == num_epochs)
         await self._commit(epoch, num_epochs, status)
         await self._finish_epoch(epoch, num_epochs, status)
+
+    async def _return_to_best_if_due(self, epoch: int) -> None:
+        stage = find_stage(self.run_config, epoch)
+        if self.context.is_run and stage is not None and stage.first == epoch and stage.settings.start_from == "best":
+            await versions.return_to_best(self.context, self.trainer_adapter, self.run_config.gate.metric)
 
     async def _finish_epoch(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
         """Adopts, logs and validates after an epoch's job; repeating it after a stop gives the same result."""

@@ -314,10 +314,10 @@ class _Run:
                     runner.note_unused_prompts(context.progress.note)
 
     def _reserve_verdict(self) -> None:
-        """Lets the limits keep what the verdict needs; that of a pipeline is about its last stage, so it needs all."""
+        """Lets the limits keep what the verdict needs."""
         evaluation = self.trainer.trajectory_builder.evaluation
         assert evaluation is not None
-        if isinstance(self.parts.adapter, SavesWeights) and not self.config.pipeline:
+        if isinstance(self.parts.adapter, SavesWeights):
             confirm = 2 * len(evaluation.example_ids("confirm")) * self.config.gate.num_samples
             self.context.verdict_size = 1 + confirm / len(evaluation.example_ids("select"))
 

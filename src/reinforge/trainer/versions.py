@@ -15,6 +15,7 @@ from reinforge.errors import JobFailed
 from reinforge.files import write_json
 from reinforge.interfaces import PolicyServer, ServesSeveral, Trainer, TrainerAdapter
 from reinforge.port_bases import Resubmits
+from reinforge.runs.checkpoints import restore_weights
 from reinforge.runs.rows import BASELINE, EpochSnapshot, ValidationRow, choose_best_validation
 from reinforge.types.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams
@@ -108,12 +109,16 @@ def drop_checkpoints(
     """Removes all checkpoints except the base, the best, the newest, the pinned ones and those between two stages.
 
     Args:
-        stage_ends: The last epochs of the stages of a pipeline; the model after one is the reference of the next stage.
+        stage_ends: The last epochs of the stages of a pipeline; the model after one is the reference of the next stage,
+            unless that starts from an earlier one, which `return_to_best` has copied.
     """
-    names = context.checkpoints.names()
+    names, versions = context.checkpoints.names(), context.policy_versions
+    if versions:  # those after it are of a process that died before it recorded them
+        names = [name for name in names if name <= context.checkpoints.name(versions[-1].version)]
     best = choose_best_validation(context.validations, gate_metric)
     kept = {*names[:1], *names[-keep_last:], *([best.checkpoint] if best is not None and best.checkpoint else [])}
     kept |= {row.checkpoint for row in context.validations if row.epoch in stage_ends and row.checkpoint}
+    kept |= {row.checkpoint for row in versions if row.num_updates == 0 and row.checkpoint}
     if pin_every is not None:
         kept |= {name for name in names if int(name.rpartition("-")[2]) % pin_every == 0}
     for name in context.checkpoints.remove_except(kept):
@@ -140,6 +145,23 @@ async def adopt(
         checkpoint = context.checkpoints.name(version) if context.checkpoints.has(version) else None
         context.record_version(version, report.fingerprint, num_updates, checkpoint)
     return report
+
+
+async def return_to_best(context: RunContext, adapter: TrainerAdapter, metric: str | None) -> None:
+    """Continues from the best checkpoint so far, as a new version, unless the newest is as good.
+
+    That version has a checkpoint of its own, since it is the reference of the stage that begins with it.
+    """
+    best, policy = choose_best_validation(context.validations, metric, prefers_last=True), adapter.policy()
+    if policy is None or best is None or best.checkpoint is None or best.version == policy.version:
+        return
+    version = policy.version + 1
+    if not await restore_weights(adapter, context.checkpoints.verify(best.checkpoint), version):
+        return
+    checkpoint = await context.checkpoints.write(adapter, version)
+    context.record_version(version, await policy.fingerprint(), 0, checkpoint)
+    whose = "of the untouched model" if best.epoch == BASELINE else f"after epoch {best.epoch}"
+    context.progress.note(f"training continues from the weights {whose}, which are the best so far on select")
 
 
 async def adopt_unpublished(

@@ -2,6 +2,8 @@
 
 import pytest
 
+from reinforge import finetune
+
 AGENT = """
 def read(text):
     return text.rpartition(":")[2].strip()
@@ -14,6 +16,7 @@ async def agent(item, llm, context):
 def right(output, expected):
     return float(read(output) == expected and SHOWN in output)
 """
+SETTINGS = {"device": "cpu", "output_dir": "runs", "limits": {"allow_no_training": True, "max_empty_updates": 9}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -97,6 +100,33 @@ def test_examples_without_expected_answers_are_refused_before_any_work(answered)
     result = answered.finetune(code=2)
     assert "none of the training examples has an expected answer to imitate" in result.output
     assert not answered.run.exists()
+
+
+def test_each_answer_is_scored_once(answered):
+    """29 examples in three epochs: 8 are tried first, then each runs once, whatever its reward costs."""
+    count = "    open('scored', 'a').write('x')\n    return float("
+    answered.write("task.py", AGENT.replace("SHOWN", "''").replace("    return float(", count))
+    answered.finetune(code=0)
+    own = sum(answered.summary["episodes"].values())
+    assert len((answered.folder / "scored").read_text()) - own == 8 + 29
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_defaults_learn_the_answers_first_where_there_are_some(answered, tiny_model_dir, answers):
+    """Without them the run has one stage, as long as it was asked for."""
+
+    async def agent(item, llm, context):
+        reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=3)
+        return reply.choices[0].message.content
+
+    def right(output, expected):
+        return float(output == "yes")
+
+    rows = [row if answers else {**row, "answer": None} for row in answered.rows]
+    summary = finetune(agent, rows, right, tiny_model_dir, epochs=8, examples_per_epoch=8, settings=SETTINGS)
+    assert summary.stages == ({"answers": 2, "reinforce": 8} if answers else {})
+    if answers:
+        assert summary.improvement.mean_difference > 0.3
 
 
 @pytest.mark.parametrize("why", ["none has one", "none is accepted"])

@@ -96,6 +96,34 @@ def test_three_stages_are_one_run_with_one_verdict(staged, teacher, pages):
     assert "| base |  |" in report
 
 
+@pytest.mark.parametrize("start", ["best", "last"])
+def test_a_stage_may_start_from_the_best_weights_so_far(staged, start):
+    """Demonstrations of consonants make the model worse; a stage that starts from the best one has it as it was."""
+    write_rows(staged, "shown.jsonl", [{"prompt": f"tell {n}", "completion": "bcdfg"} for n in range(24)])
+    staged.set("finetuning.policy.optimizer", {"learning_rate": 0.01}).set("finetuning.num_epochs", 3)
+    staged.set("finetuning.pipeline", {"sft": SFT, "grpo": {**GRPO, "start_from": start}})
+    output = " ".join(staged.finetune(code=0).output.split())
+    base, worse, _ = (row["avg_reward"] for row in json.loads((staged.run / "validation_history.json").read_text()))
+    assert worse < base
+    versions = [(each["num_updates"], each["fingerprint"]) for each in staged.summary["policy_versions"]]
+    updates, fingerprints = zip(*versions, strict=True)
+    told = "training continues from the weights of the untouched model, which are the best so far on select"
+    assert (told in output) == (start == "best")
+    if start == "best":
+        assert (updates[3], fingerprints[3]) == (0, fingerprints[0])
+    assert len(set(fingerprints)) == 4, "the base, two of the first stage, one of the second"
+
+
+def test_a_pipeline_that_reaches_a_limit_ends_with_its_verdict(staged):
+    """It is about the best checkpoint of all stages, whichever of them the limit ended."""
+    staged.set("finetuning.pipeline", {"sft": SFT, "grpo": {"num_epochs": 9, **GRPO}}).set("finetuning.num_epochs", 11)
+    staged.set("finetuning.limits.max_tokens", 1200)
+    result = staged.finetune()
+    assert "limits.max_tokens reached" in result.output
+    assert len(staged.history) < 11
+    assert staged.summary["promoted"] is True, staged.summary["reason"]
+
+
 class ScoringEndpoint(OpenAIServer):
     def __init__(self, folder, limit=10**6):
         super().__init__(self.score)

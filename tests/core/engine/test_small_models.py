@@ -41,8 +41,17 @@ def test_a_small_pretrained_model_trains_adapters(folders):
 def test_a_tiny_model_trains_all_its_weights_on_short_epochs(folders, model):
     finetuning, builder = fill_in(folders[0] if model == "tiny" else model)
     assert finetuning["policy"] == {"model": finetuning["policy"]["model"], "batch": {"steps_per_job": 4}}
-    assert (finetuning["algorithm"]["clip_high"], finetuning["num_epochs"]) == (0.28, 12)
+    assert finetuning["algorithm"]["clip_high"] == 0.28
+    assert {name: stage["num_epochs"] for name, stage in finetuning["pipeline"].items()} == {
+        "answers": 3,
+        "reinforce": 12,
+    }
     assert builder == {"examples_per_epoch": 64}
+
+
+@pytest.mark.parametrize("said", [{"num_epochs": 3}, {"num_epochs": "many"}, {"limits": {"max_staleness": 1}}])
+def test_a_short_run_and_one_that_samples_ahead_have_one_stage(folders, said):
+    assert "pipeline" not in fill_in(folders[1], **said)[0]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +82,7 @@ def test_python_and_an_environment_train_so_and_a_file_with_all_sections_does_no
     assert data["trajectory_builders"]["builder"]["examples_per_epoch"] == 16
     policy = {"policy": {"model": folders[1]}}
     played = build_config({"environment": {"_type": "python", "source": "a:B"}, "finetuning": policy}).config
-    assert (played.finetuning.policy.lora.r, played.finetuning.num_epochs) == (16, 12)
+    assert (played.finetuning.policy.lora.r, played.finetuning.num_epochs) == (16, 15)
+    assert played.trajectory_builders["answers"].examples_per_epoch == 3 * 16 * 8
     data["finetuning"] = {name: value for name, value in data["finetuning"].items() if name != "algorithm"} | policy
     assert build_config(data).config.finetuning.policy.lora is None

@@ -115,6 +115,7 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         self._form: str | None = None
         self._least = 0.0  # the reward that a reply must reach to be imitated
         self._has_told = False
+        self._records = dict[str, EpisodeRecord]()  # with the expected answer, by example: it is scored once
 
     def validate(
         self, config: Config, algorithm: Algorithm, examples: Sequence[EvalInputItem], row_locations: Mapping[str, str]
@@ -129,19 +130,16 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         return problems
 
     async def _build_groups(self, epoch: int) -> list[list[Trajectory]]:
+        if self.may_train_nothing:  # it is passed over
+            return []
         try:
             return await self._imitate(epoch)
         except ConfigError as error:
             if self.trajectory_builder_config.required:
                 raise
-            self._tell_once(f"no expected answer is imitated: {error.problems[0].message}")
+            self.may_train_nothing = True
+            self._notes.append(f"no expected answer is imitated: {error.problems[0].message}")
             return []
-
-    def _tell_once(self, text: str) -> None:
-        """Shows a line about what is left out, in the first epoch of the stage alone."""
-        if not self._has_told:
-            self._notes.append(text)
-        self._has_told = True
 
     async def _imitate(self, epoch: int) -> list[list[Trajectory]]:
         answers = {
@@ -155,9 +153,10 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
             self._form = await self._choose_form(answers)
         count, seed = self.trajectory_builder_config.examples_per_epoch, self.run_config.seed
         ids = select_epoch_examples(list(answers), count, seed, epoch - self.first_epoch)
-        records = await self._run(self._form, {id_: answers[id_] for id_ in ids})
+        new = {id_: answers[id_] for id_ in ids if id_ not in self._records}
+        self._records |= {record.key.example_id: record for record in await self._run(self._form, new)}
         groups, reasons = list[list[Trajectory]](), Counter[str]()
-        for record in records:
+        for record in (self._records[id_] for id_ in ids if id_ in self._records):
             try:
                 groups.append(await self._build_replies(record))
             except (ContextOverflow, NotImitatedError) as error:
@@ -166,8 +165,9 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         if not groups:
             message = f"none of the {len(ids)} expected answers can be imitated: {why}"
             raise ConfigError(Problem("", message, "use another form, or let the agent run: `_type: group`"))
-        if why:
-            self._tell_once(f"{len(ids) - len(groups)} of {len(ids)} expected answers are not imitated: {why}")
+        if why and not self._has_told:
+            self._has_told = True
+            self._notes.append(f"{len(ids) - len(groups)} of {len(ids)} expected answers are not imitated: {why}")
         return groups
 
     async def _run(self, form: str, answers: Mapping[str, Any]) -> list[EpisodeRecord]:

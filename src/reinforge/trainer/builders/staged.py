@@ -109,6 +109,10 @@ class StagedTrajectoryBuilder(TrajectoryBuilder):
         return self._current.builder.records
 
     @property
+    def may_train_nothing(self) -> bool:  # type: ignore[override]  # a plain attribute of the port
+        return self._current.builder.may_train_nothing
+
+    @property
     def policies(self) -> Any:
         return getattr(self._current.builder, "policies", ())
 

@@ -34,7 +34,7 @@ from reinforge.algorithms.curriculum import split_by_signal
 from reinforge.config.dump import dump_config
 from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.pipeline import list_stages
+from reinforge.config.pipeline import find_optional_answers, leave_out_answers, list_stages
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import limit_garbage_collection
 from reinforge.errors import BudgetReached, EvaluationError, JobFailed, ReinforgeError
@@ -141,6 +141,8 @@ async def probe_run(loaded: LoadedConfig, options: PreflightOptions, registry: R
     await refuse_problems(loaded, registry)
     require_enabled(loaded)
     settle_dtype(loaded, None)
+    if (answers := find_optional_answers(loaded.config)) is not None:
+        leave_out_answers(loaded.config.finetuning)
     with _make_folder(Path(loaded.config.finetuning.output_dir)) as folder:
         async with ComponentBuilder(loaded, registry, progress=options.progress) as builder:
             parts = await build_parts(builder, None)
@@ -151,7 +153,11 @@ async def probe_run(loaded: LoadedConfig, options: PreflightOptions, registry: R
                 enabled = FastPaths.switch(parts.config.policy.fast_paths).garbage_collection
                 with limit_garbage_collection(enabled=enabled):
                     begun = started + builder.making_s  # a bundled model is made once, not by each run
-                    return await _Prober(loaded, parts, context, clock, options).run(begun)
+                    prober = _Prober(loaded, parts, context, clock, options)
+                    if answers is not None:
+                        count, name = answers.settings.num_epochs, answers.name
+                        prober.notes.append(f"the first {count} epochs of a run, stage {name}, are not probed")
+                    return await prober.run(begun)
             finally:
                 clock.close()
                 journal.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reinforge.config.loaded_config import LoadedConfig
+from reinforge.config.pipeline import find_optional_answers, leave_out_answers
 from reinforge.config.schema import Config, FinetuneRunConfig
 from reinforge.engine import import_engine
 from reinforge.errors import ConfigError, Problem
@@ -86,6 +87,9 @@ async def try_build_parts(builder: ComponentBuilder, folder: Path | None, attemp
     if validation is not None and validation is not builder:
         attempt.add(validation.loaded.problems)
     splits: Any = await attempt(lambda: _load_splits(builder, validation, attempt)) if validation else None
+    expected = [item.expected_output_obj for item in splits["train"]] if splits else []
+    if splits and all(each is None for each in expected) and find_optional_answers(builder.config):
+        leave_out_answers(config)
     if workflow is not None and splits:
         attempt.add(workflow.example_problems([item for items in splits.values() for item in items]))
     evaluators = {}
