@@ -21,7 +21,7 @@ from reinforge.evaluation.statistics import Improvement
 from reinforge.files import home, replace_file
 from reinforge.improvement.outcomes import OUTCOMES, read_outcomes
 from reinforge.improvement.page import write_page
-from reinforge.improvement.recipes import NUM_EPOCHS, PIPELINE, propose
+from reinforge.improvement.recipes import NUM_EPOCHS, PIPELINE, Overrides, propose
 from reinforge.improvement.record import RECIPE, SEARCH, SearchBudget, SearchRecord, describe_recipe
 from reinforge.improvement.search import Search
 from reinforge.improvement.trials import Load, RunTrials, Say
@@ -192,8 +192,13 @@ def load_without_answers(load: Load) -> Load:
     if find_optional_answers(config) is None:
         return load
     leave_out_answers(config.finetuning)
-    single = ((PIPELINE, "{}"), (NUM_EPOCHS, str(config.finetuning.num_epochs)))
-    return lambda changes: load((*single, *changes))
+    whole, epochs = (PIPELINE, "{}"), (NUM_EPOCHS, str(config.finetuning.num_epochs))
+
+    def load_single(changes: Overrides) -> LoadedConfig:
+        adds_stages = any(path.startswith(f"{PIPELINE}.") for path, _ in changes)  # which have the epochs
+        return load((whole, *(() if adds_stages else (epochs,)), *changes))
+
+    return load_single
 
 
 def run_search(

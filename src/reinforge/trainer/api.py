@@ -74,7 +74,8 @@ def finetune(
         model: A folder, a hub id, or `bundled:NAME`.
         environment: `TYPE:NAME`, or a mapping with its `_type`. Its tasks are the dataset, its reward is the reward and
             an agent that plays it is the workflow, unless these are passed; a workflow has `context.environment`.
-        epochs: How often to collect and train; with a `pipeline` in `settings`, its stages say it.
+        epochs: How often to collect and train, expected answers that are imitated before not counted; with a
+            `pipeline` in `settings`, its stages say it.
         examples_per_epoch: Training examples of an epoch; None: 64, 16 or all, by the model's size.
         max_concurrency: Episodes that run at the same time.
         algorithm: `{"_type": "grpo", ...}`, or its `_type`; None: GRPO with its defaults.
