@@ -9,7 +9,6 @@ An unknown value is a gap in its line, never a 0.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,12 +24,6 @@ TRAINING, FILTERED, VALIDATION, CONFIRM = "#0072B2", "#E69F00", "#D55E00", "#009
 CURRICULUM, BARS = "#7A4A73", "#C8CDD2"
 INK, GRID = "#333333", "#E6E8EB"
 WIDTH, HEIGHT, DPI = 10.0, 6.0, 100
-
-NEEDS_MATPLOTLIB = 'matplotlib is not installed; install it with pip install "reinforge[plot]"'
-
-
-def can_draw_plots() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw_reward_plot(

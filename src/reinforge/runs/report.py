@@ -11,9 +11,8 @@ from pathlib import Path
 
 from reinforge.evaluation.statistics import format_interval
 from reinforge.files import replace_file
-from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots
 from reinforge.runs.rows import EpochMetrics, ValidationRow
-from reinforge.runs.summary import RunSummary
+from reinforge.runs.summary import NEEDS_MATPLOTLIB, RunSummary, can_draw_plots
 from reinforge.safe_text import escape_markdown
 
 SAYS_NOTHING = ("", "unknown", "100%")  # cells of a column that is left out if it has no others

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ from reinforge.evaluation.statistics import Improvement, format_interval
 from reinforge.files import read_json_file, read_regular_file, replace_file, storage_boundary
 from reinforge.registry import load_named
 from reinforge.runs.checkpoints import list_adapters
-from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.predictions import Prediction
 from reinforge.runs.rows import BASELINE, MISSING, GuardEvent, PolicyVersion, ValidationRow, choose_best_validation
 from reinforge.safe_text import to_printable
@@ -34,8 +34,13 @@ SCREEN_ROWS, SCREEN_WIDTH, LABEL = 24, 100, 14
 """Rows and columns of the screen that the closing lines fit, and the columns of a label."""
 DETAILS = ("ignored", "tokens", "stages", "evaluator", "transfer", "episodes", "time", "preflight", "best", "guard")
 """Facts that are left out first where the screen is full."""
+NEEDS_MATPLOTLIB = 'matplotlib is not installed; install it with pip install "reinforge[plot]"'
 STAGE_NAMES = {"AWAIT": "train", "ADOPT": "publish"}
 """Stages whose name on the terminal differs from the one in the journal."""
+
+
+def can_draw_plots() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from reinforge.files import append_line, replace_file, to_json, write_json
 from reinforge.interfaces import Algorithm, Builder, Trainer
 from reinforge.port_bases import RefillsEpochs, find_plan
 from reinforge.registry import register_trainer
-from reinforge.runs.plot import can_draw_plots, draw_reward_plot
 from reinforge.runs.rows import EpochMetrics, ValidationRow
+from reinforge.runs.summary import can_draw_plots
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.epoch_collection import EpochCollector, ExampleChoice
@@ -507,6 +507,8 @@ class EpochTrainer(Trainer):
             write_json(output_dir / name, value)
 
     def _create_reward_plot(self, epoch: int, output_dir: Path) -> None:
+        from reinforge.runs.plot import draw_reward_plot  # where matplotlib is installed
+
         history = [row for row in self._reward_history if row.epoch <= epoch]
         draw_reward_plot(output_dir / "reward_plot.png", history, self.context.validations, title=f"{self._run_id}")
 

@@ -34,13 +34,12 @@ from reinforge.registry import Registry
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.runs.manifest import write_listed
-from reinforge.runs.plot import NEEDS_MATPLOTLIB, can_draw_plots, draw_reward_plot
 from reinforge.runs.predictions import locate_predictions, measure_predictions, read_predictions
 from reinforge.runs.progress import SilentProgress
 from reinforge.runs.report import write_report
 from reinforge.runs.rows import PHASES, EpochMetrics, ValidationRow, list_guard_events
 from reinforge.runs.run_folder import ResumePoint
-from reinforge.runs.summary import RunSummary, load_summary, write_summary
+from reinforge.runs.summary import NEEDS_MATPLOTLIB, RunSummary, can_draw_plots, load_summary, write_summary
 from reinforge.safe_text import redact_secrets
 from reinforge.trainer import versions
 from reinforge.trainer.context import END, RunContext
@@ -86,6 +85,8 @@ def write_run_files(
     write_report(context.folder / "report.md", summary, history, context.validations)
     arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}
     if can_draw_plots():
+        from reinforge.runs.plot import draw_reward_plot  # where matplotlib is installed
+
         draw_reward_plot(
             context.folder / "reward_plot.png", history, context.validations, title=context.run_id, confirm=arms
         )

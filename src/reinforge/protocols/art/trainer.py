@@ -19,8 +19,8 @@ from reinforge.config.schema import FinetuneConfig, TrainerConfig
 from reinforge.files import append_line
 from reinforge.interfaces import Builder
 from reinforge.registry import register_trainer, register_trajectory_builder
-from reinforge.runs.plot import can_draw_plots
 from reinforge.runs.rows import EpochMetrics
+from reinforge.runs.summary import can_draw_plots
 from reinforge.trainer.builders.group import (
     GroupTrajectoryBuilder,
     GroupTrajectoryBuilderConfig,

@@ -49,11 +49,11 @@ from reinforge.runs.checkpoints import restore_weights
 from reinforge.runs.forecast import TRAIN_FACTOR, RunSize
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.page.page import write_page
-from reinforge.runs.plot import can_draw_plots, draw_reward_plot
+from reinforge.runs.plot import draw_reward_plot
 from reinforge.runs.progress import RunProgress, SilentProgress
 from reinforge.runs.report import write_report
 from reinforge.runs.rows import BASELINE, EpochMetrics
-from reinforge.runs.summary import RunSummary
+from reinforge.runs.summary import RunSummary, can_draw_plots
 from reinforge.trainer import versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.epoch_collection import attach_calls
