@@ -20,7 +20,7 @@ import psutil
 from reinforge.scale.ray.cluster import TOKEN
 
 RAY = Path(sys.executable).with_name("ray")
-HOST = "127.0.0.1"
+HOST, ROOT = "127.0.0.1", str(Path(__file__).parents[2])
 MARK = "REINFORGE_TEST_MARK"
 PATIENCE_S = 60
 WORKER = "ray::EngineWorker"
@@ -79,7 +79,8 @@ class Node:
         self.mark = f"{cluster.mark} {len(cluster.nodes)}"
         command = [RAY, "start", "--block", f"--node-ip-address={HOST}", *options]
         command += ["--object-store-memory=150000000", "--dashboard-agent-listen-port=0"]
-        environment = {**os.environ, **cluster.variables, **variables, MARK: self.mark}
+        path = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])  # workers run functions of tests
+        environment = {**os.environ, "PYTHONPATH": path, **cluster.variables, **variables, MARK: self.mark}
         self.process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
