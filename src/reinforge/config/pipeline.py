@@ -70,9 +70,9 @@ def choose_stage(stages: Sequence[PipelineStage], epoch: int) -> PipelineStage |
 
 
 def find_optional_answers(config: Config) -> PipelineStage | None:
-    """Returns the first of two stages if it imitates expected answers where there are any, and the other is as the run.
+    """Returns the first of two stages if it imitates expected answers and is not required, and nothing else is staged.
 
-    `leave_out_answers` makes the run one without a pipeline.
+    Without it the run needs no pipeline: the second stage sets nothing but its epochs and where it starts from.
     """
     stages = list_stages(config.finetuning)
     if len(stages) != 2:
@@ -80,7 +80,8 @@ def find_optional_answers(config: Config) -> PipelineStage | None:
     first, second = stages
     builder: Any = config.trajectory_builders.get(first.settings.trajectory_builder or "")
     is_optional = getattr(builder, "static_type", None) == "answers" and not builder.required
-    return first if is_optional and second.settings.model_fields_set <= {"num_epochs", "start_from"} else None
+    given = second.settings.model_copy(update={"num_epochs": 1, "start_from": "last"})
+    return first if is_optional and given.model_dump() == StageConfig().model_dump() else None
 
 
 def leave_out_answers(config: FinetuneConfig) -> None:

@@ -30,7 +30,7 @@ LIMITS = {"min_groups": 0.5, "max_refills": 2}
 ANSWERS = "answers"  # the first stage, and its trajectory builder
 EPOCHS_PER_ANSWERS = 4  # epochs after the first stage for each of its own; fewer have none
 ANSWERS_PER_REPLY = 3  # rows of an epoch of the first stage for each reply of an epoch after it
-ANSWERS_PER_STEP = 8
+ANSWERS_PER_STEP = 8  # or fewer, where the examples are
 OWN = ("lora", "optimizer", "schedule", "batch", "init", "adapters")
 
 
@@ -63,10 +63,10 @@ def fill_in_training(finetuning: dict[str, Any], builder: dict[str, Any]) -> dic
     if builder.get("examples_per_epoch") is None:
         builder["examples_per_epoch"] = EXAMPLES_OF_LORA if uses_lora else EXAMPLES_PER_EPOCH
     numbers = finetuning["num_epochs"], builder["examples_per_epoch"], builder.get("num_generations", NUM_GENERATIONS)
-    if not all(isinstance(number, int) for number in numbers) or finetuning["limits"].get("max_staleness"):
-        return {}
+    if not isinstance(limits, dict) or not all(isinstance(number, int) for number in numbers):
+        return {}  # the loader reports them
     total, examples, generations = numbers
-    if (first := total // EPOCHS_PER_ANSWERS) == 0:
+    if (first := total // EPOCHS_PER_ANSWERS) < 1 or limits.get("max_staleness"):
         return {}
     rows = ANSWERS_PER_REPLY * examples * generations
     del finetuning["num_epochs"]

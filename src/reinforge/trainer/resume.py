@@ -110,7 +110,7 @@ def load_for_verdict(folder: Path, project_root: Path | None = None) -> LoadedCo
         message = f"{folder.name} has not finished an epoch, so there is nothing to judge"
         raise ConfigError(Problem("", message, f"resume it: {describe_resume(folder)}"))
     if _list_stages((folder / "config.yml").read_text(encoding="utf-8")):
-        message = f"{folder.name} is a pipeline, which is judged at its end, or where it reaches a limit"
+        message = f"{folder.name} is a pipeline, which is judged when it ends or reaches a limit"
         raise ConfigError(Problem("", message, f"resume it: {describe_resume(folder)}"))
     limits = [(path, "null") for path in sorted(SETTINGS_OF_ONE_CALL) if path.startswith("finetuning.limits.")]
     return load_run_config(folder, [(NUM_EPOCHS, str(max(done) + 1)), *limits], project_root=project_root)

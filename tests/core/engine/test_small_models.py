@@ -49,8 +49,12 @@ def test_a_tiny_model_trains_all_its_weights_on_short_epochs(folders, model):
     assert builder == {"examples_per_epoch": 64}
 
 
-@pytest.mark.parametrize("said", [{"num_epochs": 3}, {"num_epochs": "many"}, {"limits": {"max_staleness": 1}}])
+@pytest.mark.parametrize(
+    "said",
+    [{"num_epochs": 3}, {"num_epochs": -5}, {"num_epochs": "many"}, {"limits": {"max_staleness": 1}}, {"limits": [1]}],
+)
 def test_a_short_run_and_one_that_samples_ahead_have_one_stage(folders, said):
+    """So does one with settings that the loader refuses."""
     assert "pipeline" not in fill_in(folders[1], **said)[0]
 
 
