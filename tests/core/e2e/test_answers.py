@@ -111,6 +111,7 @@ def test_each_answer_is_scored_once(answered):
     assert len((answered.folder / "scored").read_text()) - own == 8 + 29
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [True, False])
 def test_defaults_learn_the_answers_first_where_there_are_some(answered, tiny_model_dir, answers):
     """Without them the run has one stage, as long as it was asked for."""

@@ -96,7 +96,7 @@ def test_three_stages_are_one_run_with_one_verdict(staged, teacher, pages):
     assert "| base |  |" in report
 
 
-@pytest.mark.parametrize("start", ["best", "last"])
+@pytest.mark.parametrize("start", ["best", pytest.param("last", marks=pytest.mark.slow)])
 def test_a_stage_may_start_from_the_best_weights_so_far(staged, start):
     """Demonstrations of consonants make the model worse; a stage that starts from the best one has it as it was."""
     write_rows(staged, "shown.jsonl", [{"prompt": f"tell {n}", "completion": "bcdfg"} for n in range(24)])
