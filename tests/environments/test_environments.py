@@ -80,6 +80,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 async def test_a_failure_of_an_environment_costs_its_own_episode_and_is_reported_once(tmp_path, caplog):
     """All in one process; where it is replaced the others are played again. They use Python's global generator."""
     limits = {"memory_mb": 2048, "step_timeout_s": 1}

@@ -64,6 +64,7 @@ def load_run_model(project):
     return PeftModel.from_pretrained(base, project.run / "model"), AutoTokenizer.from_pretrained(project.run / "model")
 
 
+@pytest.mark.slow
 def test_a_merged_folder_is_the_model_of_the_run(project, run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -49,6 +49,7 @@ def test_every_crash_point_has_its_kill():
     assert {site.partition(":")[0] for chain in CHAINS for site in chain} == set(SITES)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_writes_a_checkpoint_ends_as_if_undisturbed(toy, whole):
     """No episode in the journal runs again; nor do the steps of the renamed checkpoint, which the journal lacks."""
     assert differences(toy.end_after(*CHECKPOINT).run, whole.run) == []

@@ -72,6 +72,7 @@ def result_epochs(folder):
     return json.loads((folder / "search.json").read_text())["trials"][0]["epochs"]
 
 
+@pytest.mark.slow
 def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished):
     project, output = finished
     folder = project.folder / "runs" / "s"

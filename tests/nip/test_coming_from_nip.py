@@ -41,6 +41,7 @@ def programs(tmp_path, monkeypatch, openai_service):
     (tmp_path / "programs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 def test_the_experiment(programs, capsys, openai_service):
     execute("experiment.py")
     assert capsys.readouterr().out.splitlines()[0] == "2"

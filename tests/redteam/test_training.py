@@ -72,7 +72,7 @@ def test_astra_rls_six_settings_have_its_defaults():
         TrainingConfiguration(training_stepz=1)
 
 
-@pytest.mark.parametrize(("algorithm", "width"), [(DPO, 4), (GRPO, 4), (PPO, 1)])
+@pytest.mark.parametrize(("algorithm", "width"), [(DPO, 4), (GRPO, 4), pytest.param(PPO, 1, marks=pytest.mark.slow)])
 def test_a_users_system_learns_the_reward(algorithm, width):
     system = ToySystem()
     with torch.no_grad():

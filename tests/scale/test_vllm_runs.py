@@ -46,7 +46,7 @@ async def start(server, model, **policy):
         await adapter.cleanup()
 
 
-@pytest.mark.parametrize("lora", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("lora", [{}, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"])
 async def test_every_job_is_served_under_its_version(server, model, lora):
     async with start(server, model, **lora) as adapter:
         policy, seen = adapter.policy(), []

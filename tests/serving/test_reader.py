@@ -28,6 +28,7 @@ BODIES = [
 ]
 
 
+@pytest.mark.slow
 async def test_a_long_body_becomes_the_same_call_and_one_that_takes_too_long_is_refused(monkeypatch):
     reader = BodyReader()
     for path, fields in BODIES:

@@ -43,8 +43,7 @@ def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], 
     """
     from dataclasses import asdict
 
-    import yaml
-
+    from reinforge.config.document import parse_yaml
     from reinforge.config.dump import dump_config, list_settings
     from reinforge.config.loader import load_config
 
@@ -52,7 +51,7 @@ def show(file: Path, with_origin: bool, overrides: tuple[tuple[str, str], ...], 
     if not with_origin:
         text = dump_config(loaded)
         if as_json:
-            say_json(yaml.safe_load(text))
+            say_json(parse_yaml(text).data)
         else:
             say_as_is(text, nl=False)
         return

@@ -23,6 +23,7 @@ from reinforge.config.document import (
     escape,
     format_path,
     get_child,
+    parse_yaml,
 )
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import Config
@@ -187,7 +188,7 @@ class Setting:
 
 
 def list_settings(loaded: LoadedConfig) -> list[Setting]:
-    data = yaml.safe_load(dump_config(loaded))
+    data = parse_yaml(dump_config(loaded)).data
     return [Setting(format_path(path), value, _find_origin(loaded, path)) for path, value in iterate_leaves(data)]
 
 
@@ -228,7 +229,7 @@ def compare_configs(before: str, after: str) -> list[Change]:
 
     A key that did not exist when `before` was written counts as having had its default.
     """
-    old, new = Document(yaml.safe_load(before) or {}), Document(yaml.safe_load(after) or {})
+    old, new = Document(parse_yaml(before).data or {}), Document(parse_yaml(after).data or {})
     _add_new_defaults(old.data, new, ())
     before_values, after_values = dict(iterate_leaves(old.data)), dict(iterate_leaves(new.data))
     return [
@@ -243,7 +244,7 @@ def find_changed_settings(text: str) -> list[Change]:
 
     A key without a default is left out where its block says what it is for, such as the `_type` of a component.
     """
-    document = Document(yaml.safe_load(text) or {})
+    document = Document(parse_yaml(text).data or {})
     changes = []
     for path, value in iterate_leaves(document.data):
         default = _find_default(document, path)

@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from reinforge.config.document import parse_yaml
 from reinforge.config.dump import Change, compare_configs, dump_data, name_stand_in
 from reinforge.config.finetuning_blocks import TranscriptsConfig
 from reinforge.config.loaded_config import LoadedConfig
@@ -158,7 +157,7 @@ def refuse_changes(
 
 
 def _list_stages(text: str) -> list[str]:
-    return list((yaml.safe_load(text).get("finetuning") or {}).get("pipeline") or {})
+    return list((parse_yaml(text).data.get("finetuning") or {}).get("pipeline") or {})
 
 
 def _is_of_one_call(path: str) -> bool:
@@ -257,7 +256,7 @@ def keep_settings_of_one_call(folder: Path, text: str) -> str:
     """
     if not (folder / "config.yml").is_file():  # the run stopped during startup
         return text
-    before, after = read_config(folder), yaml.safe_load(text)
+    before, after = read_config(folder), parse_yaml(text).data
     changed = False
     for path in SETTINGS_OF_ONE_CALL:
         *above, key = path.split(".")

@@ -178,6 +178,46 @@ def test_any_bytes_are_valid_or_rejected_with_a_location(tmp_path, count):
     read()
 
 
+def read_outcome(content):
+    try:
+        read = parse_yaml(content, "f.yml")
+    except ConfigError as error:
+        return error.problems
+    return repr(read.data), read.marks
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(2000, marks=pytest.mark.slow)])
+def test_both_parsers_read_the_same(monkeypatch, count):
+    """libyaml reads what it reads as PyYAML's own parser does, which is the only one where PyYAML is built without."""
+
+    @make_settings(count)
+    @example(content=b"a:\tb", seed=None)
+    @example(content=b"{a: b?c}", seed=None)
+    @example(content=b"a: |# no\n  b", seed=None)
+    @example(content=b"a: !", seed=None)
+    @example(content="a: 1\n\ufeff b: 2".encode(), seed=None)
+    @given(content=DOCUMENTS, seed=st.none() | st.integers(min_value=0, max_value=2**32))
+    def read(content, seed):
+        if seed is not None:  # a few lines of a shipped file, changed
+            rng = random.Random(seed)
+            lines = read_shipped(rng.choice(SHIPPED).name).splitlines()
+            start = rng.randrange(len(lines))
+            content = change_text("\n".join(lines[start : start + rng.randrange(1, 12)]) + "\n", rng)
+        outcome = read_outcome(content)
+        with monkeypatch.context() as patched:
+            patched.setattr(document, "CParser", None)
+            assert read_outcome(content) == outcome
+
+    read()
+
+
+def test_what_libyaml_reads_differently_is_left_to_the_other_parser(monkeypatch):
+    """Mutation check: without the pattern a value that one parser refuses is accepted by the other."""
+    assert len(read_outcome("{a: b?c}")) == 1
+    monkeypatch.setattr(document, "READ_OTHERWISE", re.compile("(?!)"))
+    assert read_outcome("{a: b?c}")[0] == "{'a': 'b?c'}"
+
+
 def test_text_that_is_not_read_as_text_ends_in_another_error(tmp_path, monkeypatch):
     """Mutation check: a lone half of a character goes through, and the message itself cannot be written."""
     monkeypatch.setattr(document, "find_surrogate", lambda text: None)

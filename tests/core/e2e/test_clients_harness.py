@@ -18,6 +18,7 @@ def training(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_an_agent_of_the_openai_package_trains_the_sampled_tokens(training):
     assert len(training.trained) == 8, "two examples, two generations, two epochs"
     training.check()

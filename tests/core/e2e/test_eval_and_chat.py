@@ -52,6 +52,7 @@ def test_a_model_in_the_place_of_the_configured_one_has_its_own_revision(project
     assert evaluate(project, "--model", str(tiny_model_dir), "--limit", "2")["model"] == str(tiny_model_dir)
 
 
+@pytest.mark.slow
 def test_the_result_of_a_run_is_evaluated_and_chats(project):
     project.learn().finetune("--require_improvement", code=0)
     base = evaluate(project, "--split", "confirm")

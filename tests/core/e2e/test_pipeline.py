@@ -114,6 +114,7 @@ def test_a_stage_may_start_from_the_best_weights_so_far(staged, start):
     assert len(set(fingerprints)) == 4, "the base, two of the first stage, one of the second"
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_reaches_a_limit_ends_with_its_verdict(staged):
     """It is about the best checkpoint of all stages, whichever of them the limit ended."""
     staged.set("finetuning.pipeline", {"sft": SFT, "grpo": {"num_epochs": 9, **GRPO}}).set("finetuning.num_epochs", 11)

@@ -125,6 +125,7 @@ async def reordered(config, builder):
     yield Reordered(config)
 
 
+@pytest.mark.slow
 def test_a_builder_with_start_run_and_finalize_on_run_eval_trains(project):
     """The guide's builder, as it stands in tests/guide: the reward goes up and the verdict says so."""
     project.set("trajectory_builders.builder", {"_type": "my_traj_builder", "num_generations": 4})

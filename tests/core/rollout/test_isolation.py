@@ -193,7 +193,14 @@ def _forget_the_agents(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-@pytest.mark.parametrize(("workers", "name"), [(isolated, "talk"), (isolated, "plain"), (placed, "talk")])
+@pytest.mark.parametrize(
+    ("workers", "name"),
+    [
+        (isolated, "talk"),
+        pytest.param(isolated, "plain", marks=pytest.mark.slow),
+        pytest.param(placed, "talk", marks=pytest.mark.slow),
+    ],
+)
 async def test_episodes_are_those_of_this_process(agents, name, workers):
     async with workers(agents, name) as workflow:
         there = await collect(evaluation_of(workflow, concurrency=1 if workers is isolated else 3), generations=3)
@@ -251,7 +258,8 @@ MORE_ENDS = {
 }
 
 
-@pytest.mark.parametrize("ends", [ENDS, pytest.param(MORE_ENDS, marks=pytest.mark.slow)], ids=["exit", "kill"])
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [ENDS, MORE_ENDS], ids=["exit", "kill"])
 async def test_a_process_that_ends_costs_its_episode_and_is_replaced(agents, tmp_path, ends):
     kinds = [kind for each in ends for kind in (each, "")]
     with (tmp_path / "lock").open("w") as file:

@@ -53,6 +53,7 @@ async def chain(config, builder):
     yield FunctionInfo.from_fn(play, description="Two moves.")
 
 
+@pytest.mark.slow
 async def test_a_chain_is_captured_and_trained(tmp_path):
     run = ScriptedRun(tmp_path, count=10)
     run.settings["finetuning"]["num_epochs"] = 1

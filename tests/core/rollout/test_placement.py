@@ -120,6 +120,7 @@ async def test_several_plain_functions_run_in_one_process_at_once(folder):
     assert {record.item.output_obj for record in records} == {worker.transport.process.pid}
 
 
+@pytest.mark.slow
 async def test_a_process_that_ends_costs_no_episode_and_no_token(folder):
     """Episodes in it run again with the same seeds, and not as another attempt."""
     kinds = ["die", *[""] * 3]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import yaml
-
 from reinforge.algorithms.curriculum import Levels, find_levels
+from reinforge.config.document import parse_yaml
 from reinforge.config.dump import dump_config
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.schema import FinetuneConfig
@@ -164,7 +163,7 @@ def start_trackers(loaded: LoadedConfig, parts: Parts, context: RunContext) -> N
     started_s = context.journal.sessions()[0].started_s
     key = facts.get(KEY) or hashlib.sha256(f"{context.run_id} {started_s!r}".encode()).hexdigest()[:16]
     context.journal.set_facts(**{KEY: key})
-    settings = yaml.safe_load(dump_config(loaded))
+    settings = parse_yaml(dump_config(loaded)).data
     run = TrackedRun(context.run_id, context.folder, str(key), context.resumed is not None, settings)
     tracked = TrackedProgress(context.progress, parts.trackers, run, context.journal)
     if context.resumed is not None:
