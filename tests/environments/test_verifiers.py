@@ -61,6 +61,7 @@ async def test_the_package_plays_the_turns_of_a_game_with_the_policy(tmp_path, i
     assert (record.item.expected_output_obj, record.item.output_obj) == ("six", "no")
 
 
+@pytest.mark.slow
 async def test_a_taskset_is_played_with_a_chat_of_ours(tmp_path, interpreters):
     settings = {"name": "verifiers_taskset", "arguments": {"taskset": {"turns": 2}}, "size": 3}
     async with opened(tmp_path, interpreters[TASKS], **settings) as (agent, items):

@@ -73,6 +73,7 @@ def write_and_die(target, text, site):
     return subprocess.run([sys.executable, "-c", WRITE, str(target), text], env=environment, check=False).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["ckpt.after_tensor", "ckpt.after_manifest"])
 def test_a_killed_export_leaves_no_half_folder(tmp_path, site):
     target = tmp_path / "out"

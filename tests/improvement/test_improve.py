@@ -96,6 +96,7 @@ def test_a_search_finds_an_improvement_and_leaves_a_model_and_a_recipe(finished)
     assert json.loads(evaluated)["metrics"]["vowels"]["mean"] == result["after"]["mean"]
 
 
+@pytest.mark.slow
 def test_the_page_links_to_the_reports_of_the_trials(finished):
     folder = finished[0].folder / "runs" / "s"
     page = Page((folder / "report.html").read_text())
@@ -106,6 +107,7 @@ def test_the_page_links_to_the_reports_of_the_trials(finished):
     assert "num_generations: " in page.text
 
 
+@pytest.mark.slow
 def test_no_trial_has_seen_the_confirm_examples(finished):
     trials = list((finished[0].folder / "runs" / "s" / "trials").iterdir())
     assert len(trials) > 1
@@ -117,12 +119,14 @@ def test_no_trial_has_seen_the_confirm_examples(finished):
         assert call("runs", "show", str(trial), code=0)
 
 
+@pytest.mark.slow
 def test_a_search_that_is_over_says_the_same_again(finished):
     again = call("improve", "run.yml", "--resume", "s", code=0).output
     assert again.split("\n\n")[-1] == finished[1].split("\n\n")[-1]
     assert "already exists" in search(code=2)
 
 
+@pytest.mark.slow
 def test_another_process_at_the_same_search_is_refused(finished):
     with (
         filelock.FileLock(finished[0].folder / "runs" / "s" / LOCK),

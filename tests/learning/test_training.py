@@ -139,6 +139,7 @@ def split_users(training, config, overrides):
     return {name: {item.full_dataset_entry["conversation"] for item in found} for name, found in splits.items()}
 
 
+@pytest.mark.slow
 async def test_held_out_users_are_the_same_in_all_trainings(tmp_path, versions, config):
     """40 users chat; after the first training they chat again, and so do 40 others. Mutation check: no fixed splits."""
     (tmp_path / "run.yml").write_text(RUN.replace("near_duplicates: group", "near_duplicates: allow"))

@@ -80,6 +80,7 @@ def test_programs_are_written_for_astra_rl():
         assert "astra_rl" in text
 
 
+@pytest.mark.slow
 def test_own_system_train_then_eval(run_program, tmp_path):
     trainer = run_program("own_system_train")
     assert trainer.best_score is not None
@@ -113,6 +114,7 @@ def test_hugging_face_train_then_eval(run_program, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_ppo(run_program, caplog):
     system, logs = run_program("ppo")
     assert "value() is exactly 0 for the first token of all 14 probes" in caplog.text

@@ -31,7 +31,10 @@ def trainer_of(problem, algorithm=DPO, width=2, **settings):
     return Trainer(TrainingConfiguration(**{**SETTINGS, **settings}), sampler, algorithm(problem))
 
 
-@pytest.mark.parametrize(("algorithm", "width", "lora"), [(DPO, 2, True), (GRPO, 3, False), (PPO, 1, False)])
+@pytest.mark.parametrize(
+    ("algorithm", "width", "lora"),
+    [(DPO, 2, True), (GRPO, 3, False), pytest.param(PPO, 1, False, marks=pytest.mark.slow)],
+)
 def test_the_engine_trains_and_the_baseline_stays(make_problem, algorithm, width, lora):
     problem = make_problem(policy={"lora": {"r": 4}} if lora else {})
     context, probe = ["hello"], ["the dog"]

@@ -116,6 +116,7 @@ async def test_what_was_served_with_a_fallback(run, tmp_path):
         assert "cannot read" in await browser.ask("/runs/r/serving", 500)
 
 
+@pytest.mark.slow
 async def test_checkpoints_have_a_score_a_size_and_commands(made):
     async with Browser(made) as browser:
         page = await browser.page("/runs/plain/checkpoints")

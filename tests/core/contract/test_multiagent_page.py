@@ -46,6 +46,7 @@ def team(project):
     return project
 
 
+@pytest.mark.slow
 def test_the_team_of_the_page_trains(team, capsys):
     team.write("team.yml", yaml.safe_dump(team.settings))
     (code,) = (code for code in re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S) if "run_config(load" in code)

@@ -83,6 +83,7 @@ def test_agents_are_trained_together(talk, algorithm, builder, protocol):
         assert [message["agent"] for message in first["dialogue"]] == ["prover", "verifier"]
 
 
+@pytest.mark.slow
 def test_the_verifier_learns_in_one_epoch_and_the_trained_weights_are_tested(talk):
     """The right answer is always "accept", so the rule to learn is: a vowel."""
     run = talk({"_type": "expert_iteration"}, epochs=1, builder={"examples_per_epoch": 24})

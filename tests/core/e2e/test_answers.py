@@ -47,7 +47,9 @@ def test_the_agent_learns_what_its_examples_expect(answered):
     assert not [key for key in answered.summary["episodes"] if key.startswith("collect")]
 
 
-@pytest.mark.parametrize(("shown", "form"), [("'Answer'", None), ("'So'", "So: {answer}")])
+@pytest.mark.parametrize(
+    ("shown", "form"), [pytest.param("'Answer'", None, marks=pytest.mark.slow), ("'So'", "So: {answer}")]
+)
 def test_the_form_that_the_evaluators_accept_is_imitated(answered, shown, form):
     """Usual forms are tried; another one must be given."""
     answered.write("task.py", AGENT.replace("SHOWN", shown).replace("max_tokens=6", "max_tokens=20"))
@@ -157,6 +159,7 @@ def test_other_wrong_settings_are_refused(answered):
     assert "GRPO needs the sampler's log-prob of each token" in answered.finetune(code=2).output
 
 
+@pytest.mark.slow
 def test_a_run_that_has_learned_all_there_is_ends_with_its_verdict(answered):
     """Its replies no longer differ, so reinforcement learning has nothing to compare, which is not a failure."""
     answered.set("trajectory_builders.groups", {"_type": "group", "num_generations": 2, "examples_per_epoch": 4})

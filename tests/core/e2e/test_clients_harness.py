@@ -43,6 +43,7 @@ def train_as_of_another_version(sample):
 MUTATIONS = (train_a_word_of_the_tool, train_another_token, leave_a_token_out, train_as_of_another_version)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutate", MUTATIONS)
 def test_a_wrong_sample_is_noticed(training, mutate):
     samples = {key: [copy(sample) for sample in each] for key, each in training.trained.items()}

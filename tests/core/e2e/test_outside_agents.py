@@ -34,6 +34,7 @@ def smoke(project, workflow, *flags):
     return folder
 
 
+@pytest.mark.slow
 def test_a_python_program_is_trained(project):
     project.write("agent.py", PYTHON_AGENT + "print(json.dumps(ask(sys.stdin.read(), max_tokens=4)))")
     folder = smoke(project, {"_type": "command", "command": [sys.executable, "agent.py"], "output": "last_line_json"})

@@ -47,7 +47,7 @@ class JudgedRun(LearningRun):
         }
 
 
-@pytest.mark.parametrize("kind", ["relative_judge", "pairwise_judge"])
+@pytest.mark.parametrize("kind", ["relative_judge", pytest.param("pairwise_judge", marks=pytest.mark.slow)])
 async def test_the_verdict_is_the_share_of_wins_over_the_base_model(tmp_path, kind):
     async with OpenAIServer(judge_by(by_form)) as server:
         run = JudgedRun(tmp_path, server, kind)

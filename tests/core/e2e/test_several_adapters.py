@@ -97,6 +97,7 @@ def test_both_adapters_are_trained_evaluated_and_promoted(team, tiny_model_dir):
     assert (one.exit_code, "model/b" in one.stdout) == (0, True), one.output
 
 
+@pytest.mark.slow
 def test_a_single_adapter_name_is_a_single_policy(team):
     team.settings["llms"]["worker"]["adapter"] = "a"
     team.finetune(code=0)

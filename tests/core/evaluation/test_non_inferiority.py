@@ -134,7 +134,14 @@ def test_slices_hold_together_and_small_ones_are_left_out():
     assert NonInferiority.from_dict(whole.as_dict()) == whole
 
 
-@pytest.mark.parametrize(("gained", "lost", "count"), [(0.0, 0.05, 100), (0.03, 0.08, 200), (0.01, 0.06, 400)])
+@pytest.mark.parametrize(
+    ("gained", "lost", "count"),
+    [
+        (0.0, 0.05, 100),
+        pytest.param(0.03, 0.08, 200, marks=pytest.mark.slow),
+        pytest.param(0.01, 0.06, 400, marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_that_is_worse_by_the_margin_is_seldom_called_not_worse(gained, lost, count):
     """Of 1,000 comparisons at the edge of the margin at most 2.5 % pass, and their own error is 0.5 %."""
     random = np.random.default_rng([count, int(100 * lost)])

@@ -82,6 +82,7 @@ class Replacement(ScriptedRun):
         return "no" if (number + 7) % self.student_fails == 0 else "yes"
 
 
+@pytest.mark.slow
 async def test_a_student_that_is_as_good_as_the_logs_is_promoted(tmp_path, pages):
     summary = await Replacement(tmp_path, reference="logs", margin=0.1).run()
     found = summary.non_inferiority

@@ -64,6 +64,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "fast_paths", "lora"), CASES, ids=str)
 def test_sampler_learner_peft_and_merged_weights_agree(find_base, tmp_path, family, fast_paths, lora):
     """Before and after a step, and once the adapter is saved and loaded again, into a new engine or by itself."""

@@ -65,6 +65,7 @@ async def run(folder, agent, *kinds):
     return records
 
 
+@pytest.mark.slow
 async def test_an_agent_in_a_process_is_recorded_token_by_token_and_its_calls_fail_as_in_this_one(tmp_path):
     kinds = ["streams", "loop", "overflow", "lost", "hot", "raise overflow", "raise lost", "keep", "outlive"]
     streams, loop, overflow, lost, hot, *raised, keep, outlive = await run(tmp_path, "agent", *kinds)

@@ -93,6 +93,7 @@ def make_client(*calls, **message):
     return build_chat_model("agent", create), asked
 
 
+@pytest.mark.slow
 def test_tools_go_and_come_back_in_openais_form():
     from langchain_core.messages import ToolMessage
 

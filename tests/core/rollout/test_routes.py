@@ -81,6 +81,7 @@ def agent(item, llm, context):
 ENTRIES = {"agent": LLMConfig(), "titles": LLMConfig(train=False, match={"program": "opencode"})}
 
 
+@pytest.mark.slow
 async def test_an_entry_answers_what_it_matches_also_for_an_agent_in_a_worker(tmp_path):
     (tmp_path / "agents.py").write_text(AGENT)
     async with open_isolated("agents:agent", tmp_path, "agent", share_environment_seed=True) as isolated:

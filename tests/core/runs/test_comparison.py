@@ -82,7 +82,6 @@ def compare(folder, first, second):
     return compare_runs(folder / first, folder / second)
 
 
-@pytest.mark.slow
 def test_runs_on_the_same_examples_are_compared_example_by_example(made):
     found = compare(made, "short", "long")
     assert found.is_paired

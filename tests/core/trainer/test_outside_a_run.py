@@ -235,6 +235,7 @@ def test_content_in_blocks_becomes_its_text():
     assert [item.content for item in build_episode(steps)] == ["say hi", "hi"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plots")
 async def test_progress_that_a_user_logs_is_in_the_history(tmp_path):
     trainer = trainer_with(OwnEval((1.0,)))
