@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from reinforge.errors import BudgetReached
 from reinforge.runs.summary import load_summary
+from reinforge.trainer import context
 from reinforge.trainer.context import RunContext
 from tests.doubles import RecordingAdapter, ScriptedPolicy
 from tests.fault import mutations
@@ -98,6 +101,52 @@ async def test_a_limit_keeps_what_the_verdict_needs(tmp_path, limit, reserved, m
     assert "limits.max_" in summary.reason
     assert (summary.improvement is not None, summary.promoted) == ((True, True) if reserved else (False, None))
     assert any("improvement: +" in note for note in raised.value.__notes__) == reserved
+
+
+class SlowAdapter(SavingAdapter):
+    """A row of a job takes 20 seconds of a clock that stands still meanwhile."""
+
+    trains_stages = True
+
+    def __init__(self, policy):
+        super().__init__(policy)
+        self.now = time.monotonic()
+
+    async def submit(self, trajectories):
+        self.now += 20 * trajectories.num_trajectories
+        return await super().submit(trajectories)
+
+
+async def train_two_sizes(folder, monkeypatch, sizes, minutes):
+    """Returns the rows of each job: one epoch of the first number of examples, then as many of the second as fit."""
+    run = limited(folder, ask, max_minutes=minutes)
+    run.settings["eval"]["general"]["dataset"]["rows"] = [{"id": i, "question": f"q{i}"} for i in range(48)]
+    builders = {f"of {size}": {"_type": "group", "num_generations": 4, "examples_per_epoch": size} for size in sizes}
+    stages = [{"num_epochs": count, "trajectory_builder": name} for count, name in zip((1, 99), builders, strict=True)]
+    run.settings["trajectory_builders"] |= builders
+    run.settings["trainers"]["trainer"] = {"_type": "epoch"}
+    run.settings["finetuning"] |= {"num_epochs": 100, "pipeline": dict(zip(("one", "two"), stages, strict=True))}
+    run.adapter = SlowAdapter(ScriptedPolicy(lambda it: f"answer {it.sampling.seed % 3}"))
+    monkeypatch.setattr(context, "time", SimpleNamespace(monotonic=lambda: run.adapter.now))
+    with pytest.raises(BudgetReached, match="limits.max_minutes reached"):
+        await run.run()
+    return [job.num_trajectories for job in run.adapter.jobs]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "minutes", "rows"),
+    [((24, 2), 60, [96, *[8] * 10]), ((2, 24), 20, [8])],
+    ids=["small jobs after a large one", "no large job after a small one"],
+)
+async def test_what_is_kept_for_a_job_is_the_time_of_its_own_rows(tmp_path, monkeypatch, sizes, minutes, rows):
+    """96 rows take 32 minutes, 8 rows 2.7; a quarter more is kept."""
+    assert await train_two_sizes(tmp_path, monkeypatch, sizes, minutes) == rows
+
+
+async def test_a_job_that_is_not_checked_outlasts_the_limit(tmp_path, monkeypatch):
+    """Mutation check."""
+    monkeypatch.setattr(RunContext, "check_job", lambda context, num_rows: None)
+    assert await train_two_sizes(tmp_path, monkeypatch, (2, 24), 20) == [8, 96]
 
 
 async def test_each_call_gets_further_with_the_same_limit_and_repeats_no_finished_episode(tmp_path):

@@ -205,7 +205,8 @@ class RunContext:
     time and tokens for them once a job has ended. 0: they keep nothing."""
     validation_s: float = 0.0  # of the longest validation so far
     validation_tokens: int = 0  # of the one with the most
-    job_s: float = 0.0  # of the last job, with the publication of its weights; 0: none has ended
+    row_s: float = 0.0  # of the last job for each of its rows, with the publication of its weights; 0: none has ended
+    job_rows: int = 1  # of the next job: as many as the last one had, 0 where a stage begins whose size is not known
     _stage_since: float = field(default_factory=time.monotonic)
     _known: dict[tuple[str, int], dict[str, bytes]] = field(default_factory=dict)
     _early: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
@@ -213,6 +214,7 @@ class RunContext:
     def __post_init__(self) -> None:
         self.checkpoints = Checkpoints(self.journal.folder)
         self._tokens_before = self._num_early_tokens = self._tokens_at_start = 0
+        self._job_s = 0.0
         self._clocks: set[asyncio.Timeout] = set()
         self._has_told_constant = False
         self._tallied: tuple[str, int | None] | None = None
@@ -252,7 +254,8 @@ class RunContext:
             num_tokens = self.tokens["completion"] - self._tokens_at_start
             self.validation_tokens = max(self.validation_tokens, num_tokens)
         elif name in ("SUBMIT", "AWAIT", "ADOPT"):
-            self.job_s = seconds + (self.job_s if name != "SUBMIT" else 0.0)
+            self._job_s = seconds + (self._job_s if name != "SUBMIT" else 0.0)
+            self.row_s = self._job_s / max(1, self.job_rows)
 
     def expect_early(self, epoch: int) -> None:
         """Counts the episodes of an epoch when its own collection begins as a stage: they run before its turn.
@@ -397,14 +400,23 @@ class RunContext:
         """Stops before an epoch that the limits leave no room for; they hold for one call, not for a resumed run."""
         self._check_budget(0.0, self._compute_reserve(before_epoch=True))
 
+    def check_job(self, num_rows: int) -> None:
+        """Stops before a job that `limits.max_minutes` leaves no room for."""
+        self.job_rows = num_rows
+        self._check_minutes(self._compute_reserve()[0])
+
     def _check_budget(self, slack_s: float, reserve: tuple[float, int]) -> None:
         reserved_s, reserved_tokens = reserve
-        limits, minutes = self.limits, (time.monotonic() - self.started_s) / 60
         if self._has_reached_tokens(reserved_tokens):
-            used = f"limits.max_tokens reached: {self._count_sampled_tokens()} of {limits.max_tokens} sampled tokens"
+            limit = self.limits.max_tokens
+            used = f"limits.max_tokens reached: {self._count_sampled_tokens()} of {limit} sampled tokens"
             raise BudgetReached(used + (f", with {reserved_tokens} for the verdict" if reserved_tokens else ""))
-        if limits.max_minutes is not None and minutes + (slack_s + reserved_s) / 60 >= limits.max_minutes:
-            used = f"limits.max_minutes reached: {minutes:.1f} of {limits.max_minutes:g} minutes"
+        self._check_minutes(reserved_s, slack_s)
+
+    def _check_minutes(self, reserved_s: float, slack_s: float = 0.0) -> None:
+        limit, minutes = self.limits.max_minutes, (time.monotonic() - self.started_s) / 60
+        if limit is not None and minutes + (slack_s + reserved_s) / 60 >= limit:
+            used = f"limits.max_minutes reached: {minutes:.1f} of {limit:g} minutes"
             raise BudgetReached(
                 used + (f", with {reserved_s / 60:.1f} for a job and the verdict" if reserved_s else "")
             )
@@ -415,9 +427,9 @@ class RunContext:
         Nothing is kept before a job has ended, since there is nothing to judge, and in what leads to the verdict.
         """
         is_closing = not before_epoch and self.stage_name in TALLIED - {"COLLECT"}
-        if not self.job_s or not self.verdict_size or is_closing:
+        if not self.row_s or not self.verdict_size or is_closing:
             return 0.0, 0
-        seconds = RESERVED * (self.verdict_size * self.validation_s + self.job_s)
+        seconds = RESERVED * (self.verdict_size * self.validation_s + self.row_s * self.job_rows)
         return seconds, math.ceil(RESERVED * self.verdict_size * self.validation_tokens)
 
     def _has_reached_tokens(self, reserved: int) -> bool:

@@ -130,8 +130,12 @@ class EpochTrainer(Trainer):
         return self._statuses
 
     async def _run_whole_epoch(self, epoch: int, num_epochs: int, run_id: str) -> None:
+        stage = find_stage(self.run_config, epoch)
+        if stage is not None and stage.first == epoch:
+            self.context.job_rows = 0  # its jobs are of another size than those before
         self.context.check_budget()
-        await self._return_to_best_if_due(epoch)
+        if self.context.is_run and stage is not None and stage.first == epoch and stage.settings.start_from == "best":
+            await versions.return_to_best(self.context, self.trainer_adapter, self.run_config.gate.metric)
         ref = await self.run_epoch(epoch, run_id)
         status = await self._await(epoch, ref) if ref is not None else None
         if status is not None:
@@ -141,11 +145,6 @@ class EpochTrainer(Trainer):
             self._count_empty(epoch, is_last=epoch + 1 == num_epochs)
         await self._commit(epoch, num_epochs, status)
         await self._finish_epoch(epoch, num_epochs, status)
-
-    async def _return_to_best_if_due(self, epoch: int) -> None:
-        stage = find_stage(self.run_config, epoch)
-        if self.context.is_run and stage is not None and stage.first == epoch and stage.settings.start_from == "best":
-            await versions.return_to_best(self.context, self.trainer_adapter, self.run_config.gate.metric)
 
     async def _finish_epoch(self, epoch: int, num_epochs: int, status: TrainingJobStatus | None) -> None:
         """Adopts, logs and validates after an epoch's job; repeating it after a stop gives the same result."""
@@ -249,6 +248,7 @@ class EpochTrainer(Trainer):
         crash_point("batch.sealed")
         if not kept:
             return None
+        self.context.check_job(chosen.num_trajectories)
         self.context.begin_stage("SUBMIT", epoch)
         chosen = chosen.model_copy(update={"epoch": epoch, "run_id": run_id, "job_key": f"{run_id}/{epoch}"})
         ref = await versions.submit(self.context, self.trainer_adapter, epoch, chosen)
