@@ -11,7 +11,7 @@ from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.non_inferiority import judge_non_inferiority
 from reinforge.evaluation.statistics import compute_paired_difference
-from reinforge.improvement.recipes import REWARDS, SIGNAL, SearchRecipe
+from reinforge.improvement.recipes import PAIRS, REWARDS, SIGNAL, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchBudget, SearchRecord
 from reinforge.improvement.search import Search, compare_passes, compute_share, plan_sizes
 from reinforge.trainer.evaluate import Evaluation
@@ -318,6 +318,14 @@ async def prune(folder, recipes=NEEDY, **changes):
 
 def list_untried(search):
     return [trial.name for trial in search.record.trials if not trial.epochs]
+
+
+@pytest.mark.parametrize(("samples", "untried"), [(1.004, []), (3.0, ["02-r1"])])
+async def test_without_two_replies_to_one_prompt_no_preference_is_tried(tmp_path, samples, untried):
+    recipes = [NEEDY[0], replace(NEEDY[1], needs=PAIRS), NEEDY[2]]
+    search = await prune(tmp_path, recipes, samples_per_episode=samples)
+    assert list_untried(search) == untried
+    assert any("no groups with a better and a worse reply" in each for each in search.record.decisions) == bool(untried)
 
 
 async def test_a_solved_task_ends_the_search_after_one_epoch(tmp_path):

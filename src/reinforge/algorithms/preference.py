@@ -75,27 +75,39 @@ class Preference(Algorithm):
         return [(siblings[chosen], siblings[other]) for chosen, other in pairs]
 
     def build_samples(self, groups: Sequence[TrajectoryGroup]) -> list[TrainingSample]:
-        """Returns two samples per pair, which share their `pair_id` and answer the same prompt."""
+        """Returns two samples per pair, which share their `pair_id` and answer the same prompt.
+
+        A trajectory of several samples is in no pair.
+
+        Raises:
+            TrajectoryError: There is no pair for that reason, or the two samples of one answer different prompts.
+        """
         samples: list[TrainingSample] = []
         first = 0
+        rewritten = ""
         for group in groups:
             rows = {i: samples_from_trajectory(trajectory) for i, trajectory in enumerate(group.trajectories)}
-            trained = [i for i in rows if rows[i]]
+            trained = [i for i in rows if len(rows[i]) == 1]
+            if any(len(each) > 1 for each in rows.values()):
+                rewritten = rewritten or group.group_id
             rewards = [group.rewards[i] for i in trained]
             for pair in make_pairs(rewards, self.config.pairs, self.config.min_margin):
                 chosen, rejected = (trained[i] for i in pair)
+                id_, all_rewards = group.group_id, tuple(group.rewards)
                 pair_samples = [
-                    replace(
-                        row, group_id=group.group_id, group_rewards=tuple(group.rewards), trajectory_index=first + i
-                    )
+                    replace(rows[i][0], group_id=id_, group_rewards=all_rewards, trajectory_index=first + i)
                     for i in (chosen, rejected)
-                    for row in rows[i]
                 ]
                 _require_same_prompt(pair_samples, group.group_id)
                 for sample in pair_samples:
                     sample.pair_id = f"{first + chosen}>{first + rejected}"
                 samples += pair_samples
             first += len(group.trajectories)
+        if rewritten and not samples:
+            raise TrajectoryError(
+                f"group {rewritten}: a preference pair needs one sample per trajectory, but there are several, because "
+                "the agent rewrites its history between turns; keep earlier turns unchanged, or use another algorithm"
+            )
         return drop_duplicate_samples(samples) if self.config.drop_duplicates else samples
 
     def credit(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
@@ -145,12 +157,6 @@ def make_pairs(rewards: Sequence[float], which: str = "best_worst", min_margin: 
 
 
 def _require_same_prompt(pair: Sequence[TrainingSample], group_id: str) -> None:
-    if len(pair) != 2:
-        raise TrajectoryError(
-            f"group {group_id}: a preference pair needs one sample per trajectory, but its two trajectories make "
-            f"{len(pair)}, because the agent rewrites its history between turns; keep earlier turns unchanged, or use "
-            "another algorithm"
-        )
     a, b = (sample.token_ids[: int(sample.loss_mask.argmax())].tolist() for sample in pair)
     if a != b:
         same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

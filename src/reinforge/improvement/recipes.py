@@ -41,6 +41,7 @@ IMITATION_EPOCHS = 2  # before reinforcement learning, in `imitate-then-reinforc
 ANSWER_EPOCHS = 6  # of `learn-the-answers`
 EXAMPLES_PER_EPOCH = 16  # where the configuration has all in each epoch: a search can only stop between epochs
 REWARDS, SIGNAL, ANSWERS = "rewards that differ", "groups whose rewards differ", "expected answers"
+PAIRS = "groups with a better and a worse reply to one prompt"
 """What a recipe needs to learn from: of the agent's own episodes, or of the examples."""
 
 
@@ -53,7 +54,7 @@ class SearchRecipe:
     overrides: Overrides = ()
     prompts: str | None = None  # how a better prompt is searched for before training; None: not at all
     into_weights: bool = False  # it imitates the replies to that prompt, and is asked with its own again
-    needs: str | None = None  # `REWARDS`, `SIGNAL` or `ANSWERS`; None: it can learn without them
+    needs: str | None = None  # one of these; None: it can learn without them
     epochs_path: str = NUM_EPOCHS  # the setting that says for how long it trains: of a pipeline, that of the last stage
     epochs_before: int = 0  # of the stages before that one
     first_path: str | None = None  # that setting of a first stage that the recipe adds; None: it adds none
@@ -138,7 +139,7 @@ def _propose_algorithms(config: Config, reflect: str | None) -> list[SearchRecip
     if has_groups:
         why = "prefers the best reply of each group to the worst (DPO)"
         dpo = (ALGORITHM, "{_type: dpo}")
-        found.append(SearchRecipe("prefer-the-best", why, (*_list_steps(config), dpo), needs=SIGNAL))
+        found.append(SearchRecipe("prefer-the-best", why, (*_list_steps(config), dpo), needs=PAIRS))
     why = "shows the agent some of its own best episodes, and trains with them in the prompt"
     found.append(SearchRecipe("demonstrations", why, prompts=DEMONSTRATIONS, needs=REWARDS))
     found += _propose_into_weights(config, DEMONSTRATIONS) if reflect is None else []

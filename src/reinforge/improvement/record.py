@@ -13,7 +13,7 @@ from reinforge.config.imports import PYTHON_OBJECT
 from reinforge.errors import ConfigError, Problem
 from reinforge.files import find_json, read_json_file, write_json
 from reinforge.improvement.outcomes import SearchOutcome, TaskFeatures
-from reinforge.improvement.recipes import ANSWERS, PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
+from reinforge.improvement.recipes import ANSWERS, PAIRS, PIPELINE, REWARDS, SIGNAL, Overrides, SearchRecipe
 from reinforge.runs.rows import ValidationRow
 from reinforge.runs.summary import format_duration
 from reinforge.trainer.context import RESERVED
@@ -27,6 +27,7 @@ trial may overrun its share by half an epoch."""
 MARGIN = 1.1
 """How many times what the untouched agent took on `confirm` is kept for the winner; more if its replies got longer."""
 MIN_EPISODES = 30  # with fewer, that all are alike may be chance
+MOST_SAMPLES = 1.5  # per episode, for which half of the episodes may still be in a preference pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +129,18 @@ class FirstEpoch:
     num_with_signal: int  # those of them whose rewards differ enough
     is_solved: bool  # every score on `select` is 1, nearly all of the epoch are, and none is higher
     has_answers: bool = True  # some training examples have an expected answer
+    samples_per_episode: float = 1.0  # more than 1 where the agent rewrites its history between turns
     features: TaskFeatures = field(default_factory=TaskFeatures)
 
     def find_missing(self) -> list[str]:
         """Returns what recipes need, but these episodes or the examples do not have."""
         known = self.num_episodes >= MIN_EPISODES
+        is_flat = known and (self.lowest == self.highest or (self.num_groups > 0 and self.num_with_signal == 0))
         missing = {
             ANSWERS: not self.has_answers,
             REWARDS: known and self.lowest == self.highest,
-            SIGNAL: known and (self.lowest == self.highest or (self.num_groups > 0 and self.num_with_signal == 0)),
+            SIGNAL: is_flat,
+            PAIRS: is_flat or self.samples_per_episode > MOST_SAMPLES,
         }
         return [need for need, is_missing in missing.items() if is_missing]
 

@@ -192,6 +192,7 @@ class RunTrials:
             num_groups=num_groups,
             num_with_signal=round(num_groups * (1 - (metrics.share_without_signal or 0.0))),
             is_solved=set(of_select) == {1.0} and max(of_epoch, default=1.0) <= 1 and fmean(of_epoch or [1.0]) >= TOP,
+            samples_per_episode=metrics.job.get("samples_per_episode") or 1.0,
             has_answers=any(item.expected_output_obj is not None for item in rows),
             features=self._measure_features(trial, metrics, len(rows)),
         )

@@ -200,9 +200,20 @@ def test_a_pair_of_different_prompts_is_refused():
         DPO().build_samples([siblings])
 
 
-def test_a_pair_with_a_rewritten_history_is_refused():
+def rewrite_history(trajectory):
+    other = trajectory.episode[0].model_copy(update={"logprobs": TokenLogprobs((7,), (5,), (-0.5,))})
+    trajectory.episode.append(other)
+
+
+def test_a_sibling_with_a_rewritten_history_is_in_no_pair():
+    siblings = group(0, 2, 1)
+    rewrite_history(siblings.trajectories[1])
+    assert [sample.reward for sample in DPO().build_samples([siblings])] == [1, 0]
+
+
+def test_without_any_pair_a_rewritten_history_is_told():
     siblings = group(0, 1)
-    other = siblings.trajectories[1].episode[0].model_copy(update={"logprobs": TokenLogprobs((7,), (5,), (-0.5,))})
-    siblings.trajectories[1].episode.append(other)
-    with pytest.raises(TrajectoryError, match="its two trajectories make 3, because the agent rewrites its history"):
-        DPO().build_samples([siblings])
+    rewrite_history(siblings.trajectories[1])
+    message = "one sample per trajectory, but there are several, because the agent rewrites its history"
+    with pytest.raises(TrajectoryError, match=f"group {siblings.group_id}: .*{message}"):
+        DPO().build_samples([group(1, 1), siblings])
