@@ -94,11 +94,12 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
 
 
 def _propose_answers(config: Config) -> list[SearchRecipe]:
-    """Returns the imitation of what the examples expect, on as many rows an epoch as the groups have replies."""
+    """Returns the imitation of what the examples expect, on as many rows an epoch as the default of small models."""
     builder = _find_groups(config)
     if builder is None or not _trains_stages(config):
         return []
-    rows = builder.num_generations * (builder.examples_per_epoch or EXAMPLES_PER_EPOCH)
+    replies = builder.num_generations * (builder.examples_per_epoch or EXAMPLES_PER_EPOCH)
+    rows = small_models.ANSWERS_PER_REPLY * replies
     stage = small_models.build_answers_stage(rows)
     settings = tuple((key, json.dumps(value)) for key, value in stage.items())
     why = "imitates the expected answers, where the evaluators accept them as replies, then trains as configured"
