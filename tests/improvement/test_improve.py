@@ -379,6 +379,8 @@ def test_a_stage_that_a_recipe_adds_may_have_all_epochs(project):
         config = load((*recipe.overrides, recipe.set_epochs(count))).config.finetuning
         assert {name: stage.num_epochs for name, stage in config.pipeline.items()} == stages
         assert config.num_epochs == count
+    groups, answers = (load(recipe.overrides).config.trajectory_builders[name] for name in ("builder", "answers"))
+    assert answers.examples_per_epoch == 3 * groups.num_generations * groups.examples_per_epoch, "as the defaults have"
 
 
 def test_without_groups_good_replies_are_imitated_whatever_the_scale_of_the_rewards(project):
