@@ -156,7 +156,10 @@ class RunTrials:
         except (BudgetReached, JobFailed, EvaluationError, OutOfMemory, ConfigError) as error:
             if isinstance(error, ConfigError) and (trial.number == 1 or options.resume is not None):
                 raise  # the configuration is wrong, or has changed since the search started
-            why = "a guard stopped it" if isinstance(error, GuardHalted) else "it cannot be trained on"
+            if error.is_exhausted and trial.epochs:
+                why = "it has nothing left to learn"
+            else:
+                why = "a guard stopped it" if isinstance(error, GuardHalted) else "it cannot be trained on"
             trial.stopped = f"{why}: {error}"
         tokens = (find_json(folder / "summary.json") or {}).get("tokens", {}).get("completion")
         if not in_tokens:
