@@ -80,7 +80,7 @@ class Preference(Algorithm):
         A trajectory of several samples is in no pair.
 
         Raises:
-            TrajectoryError: There is no pair for that reason, or the two samples of one answer different prompts.
+            TrajectoryError: No pair is left for that reason, or the samples of a pair answer different prompts.
         """
         samples: list[TrainingSample] = []
         first = 0

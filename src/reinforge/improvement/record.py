@@ -129,7 +129,7 @@ class FirstEpoch:
     num_with_signal: int  # those of them whose rewards differ enough
     is_solved: bool  # every score on `select` is 1, nearly all of the epoch are, and none is higher
     has_answers: bool = True  # some training examples have an expected answer
-    samples_per_episode: float = 1.0  # more than 1 where the agent rewrites its history between turns
+    samples_per_episode: float = 1.0  # more where the agent rewrites its history between turns; 1 if unknown
     features: TaskFeatures = field(default_factory=TaskFeatures)
 
     def find_missing(self) -> list[str]:
