@@ -302,7 +302,8 @@ async def test_guards_survive_a_restart_and_forget_a_deleted_user(support, tmp_p
         await chat(client)  # its user is unknown
         before = (await show(client))["comparison"]["guards"]
         assert sum(before["latency"]["num_users"]) == 8
-        assert before["length"]["served"] > 0
+        lengths = [before["length"][name] for name in ("served", "candidate")]  # one may have got all eight
+        assert max(length for length in lengths if length is not None) > 0
     async with learn(support, tmp_path) as client:
         assert (await show(client))["comparison"]["guards"] == before
         await client.delete("/v1/learn/users/user 7")
