@@ -346,7 +346,7 @@ def _find_file_damage(folder: Path, name: str, entry: Any) -> str | None:
     """Returns what is wrong with one file of a manifest, which may name any path; reads only a file of the folder."""
     path = folder / name
     try:
-        if not _is_inside(folder, name):
+        if not is_inside(folder, name):
             return f"{name!r} is not a file of the folder, or is a link"
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode):
@@ -361,7 +361,7 @@ def _find_file_damage(folder: Path, name: str, entry: Any) -> str | None:
     return None if actual == entry else f"{name} was changed: its SHA-256 differs"
 
 
-def _is_inside(folder: Path, name: str) -> bool:
+def is_inside(folder: Path, name: str) -> bool:
     """True if a name is that of something in a folder, with no link on the way to it."""
     parts = PurePath(name)
     is_plain = not parts.is_absolute() and ".." not in parts.parts

@@ -366,6 +366,9 @@ class Tracker(ABC):
     the run.
     """
 
+    finish_s, stop_s = 30.0, 4.0
+    """Seconds that a run waits for `finish` at its end, and when it was stopped; above 4 s a signal waits, too."""
+
     @abstractmethod
     def start(self, run: TrackedRun) -> Mapping[str, int] | None:
         """Opens the run at the dashboard, also again after it was stopped.

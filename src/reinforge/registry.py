@@ -79,6 +79,7 @@ BUILTINS = {
         "tasks.word_problems.starter": "word_problems",
     },
     "tracker": {
+        "trackers.mirror": "mirror",
         "trackers.mlflow": "mlflow",
         "trackers.tensorboard": "tensorboard",
         "trackers.trackio": "trackio",

@@ -52,6 +52,7 @@ TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agen
 OPENENV, HARBOR, VERIFIERS = "OpenEnv's echo server", "Harbor's task folders", "rollouts of verifiers"
 SERVED = "fine-tuning on our server"
 GAMES, BFCL, TASKS = "packages of games", "function calls of bfcl-eval", "tasks of reasoning-gym"
+STORAGE = "object storage"
 """Checks that are no agents: our stand-in for OpenAI's fine-tuning API, the gateway's answers, exports in llama.cpp."""
 
 
@@ -193,6 +194,11 @@ def check_verifiers(environment: Environment) -> None:
     run([sys.executable, "-m", "tests.clients.environments", environment.name, str(environment.python)])
 
 
+def check_storage(environment: Environment) -> None:
+    """Loses the machine of a run, and resumes it from S3."""
+    run([str(environment.python), "-m", "tests.clients.object_storage"])
+
+
 def check_tinker(environment: Environment) -> None:
     """Runs the blocks of docs/tinker.md: Tinker's SDK and recipes of its cookbook train on our server."""
     command = [str(environment.python), "-m", "tests.clients.tinker_recipes", str(environment.folder / "recipes")]
@@ -265,6 +271,7 @@ CHECKS = {
     GAMES: check_games,
     BFCL: check_bfcl,
     TASKS: check_tasks,
+    STORAGE: check_storage,
 }
 SDK = (FINE_TUNING, SERVED, "openai_sdk", "openai_responses", "page:openai_sdk")
 ENVIRONMENTS = (
@@ -358,6 +365,7 @@ ENVIRONMENTS = (
     Environment("textarena", ("textarena",), (GAMES,)),
     Environment("gymnasium", ("gymnasium",), (GAMES,)),
     Environment("reasoning_gym", (), (TASKS,), bare=("reasoning-gym",)),
+    Environment("s3", ("s3fs", "moto[server]"), (STORAGE,)),
     Environment("bfcl", (), (BFCL,), bare=("bfcl-eval==2026.3.23",)),
     Environment("llama-cpp", ("llama-cpp-python", "gguf"), (EXPORT,)),  # compiles llama.cpp, about five minutes
 )

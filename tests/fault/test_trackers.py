@@ -1,10 +1,13 @@
-"""A run that is killed and resumed has each of its points on a dashboard once."""
+"""A run that is killed and resumed has each of its points on a dashboard once, and can be resumed from its copy."""
 
 import json
+import signal
 
 import pytest
 
-from tests.fault.kit import TASK
+from reinforge.interfaces import Tracker
+from reinforge.trackers.mirror import fetch_run
+from tests.fault.kit import KILLED, TASK, differences
 from tests.trackers.trackers import read_mlflow, read_tensorboard, read_trackio, read_wandb
 
 SITES = ("batch.sealed:3", "export.mid")
@@ -70,3 +73,61 @@ def test_a_killed_run_has_each_point_once(tracked, name):
     if name == "wandb":  # its own process writes, so it may lose what was sent just before the kill
         expected = {step: expected[step] for step in rewards}
     assert rewards == expected
+
+
+@pytest.mark.parametrize(
+    "site",
+    [
+        pytest.param("publish.mid:3", marks=pytest.mark.slow),
+        *(
+            pytest.param(site, marks=pytest.mark.fault)
+            for site in ("batch.sealed:2", "export.mid", "step.after_optim:6")
+        ),
+    ],
+)
+def test_a_run_whose_machine_is_lost_resumes_from_its_copy(make_toy, finished, site):
+    toy = make_toy()
+    toy.set("finetuning.trackers", {"there": {"_type": "mirror", "location": str(toy.folder / "bucket")}})
+    assert toy.start(crash_at=site).wait() == KILLED
+    toy.run.rename(toy.folder / "lost")
+    fetch_run(str(toy.folder / "bucket" / "r"), toy.run.parent)
+    child = toy.resume()
+    assert child.wait() == 0, child.said
+    assert differences(toy.run, finished({}).run) == []
+    fetched = fetch_run(str(toy.folder / "bucket" / "r"), toy.folder / "again")
+    assert differences(fetched, toy.run) == []
+
+
+SLOW = """
+import fsspec, time
+from fsspec.implementations.local import LocalFileSystem
+
+class SlowStorage(LocalFileSystem):
+    protocol = "slow"
+
+    def pipe_file(self, path, value, **options):
+        if os.path.exists("stopped") and "manifests" in path:
+            time.sleep(8)
+        super().pipe_file(path, value)
+
+fsspec.register_implementation("slow", SlowStorage, clobber=True)
+"""
+
+
+def forget_that_a_copy_takes_time():
+    Tracker.stop_s = 60.0  # as long as a mirror waits, so that it is no exception
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", [None, forget_that_a_copy_takes_time])
+def test_a_run_that_is_stopped_waits_for_its_copy(make_toy, mutation):
+    toy = make_toy({"finetuning.num_epochs": 1000})
+    toy.write("task.py", TASK + SLOW)
+    toy.set("finetuning.trackers", {"there": {"_type": "mirror", "location": f"slow://{toy.folder}/bucket"}})
+    child = toy.start(mutation=mutation)
+    child.wait_for(toy.folder / "bucket" / "r" / "manifests" / "000002.json")
+    toy.write("stopped", "")
+    child.send(signal.SIGTERM)
+    assert child.wait() == 143, child.said
+    fetched = fetch_run(str(toy.folder / "bucket" / "r"), toy.folder / "fetched")
+    assert (fetched / "summary.json").exists() == (mutation is None)

@@ -10,6 +10,7 @@ import pytest
 
 from reinforge.errors import ConfigError
 from reinforge.evaluation.statistics import Improvement
+from reinforge.interfaces import Tracker
 from reinforge.runs import tracking as tracked_progress
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
@@ -246,10 +247,11 @@ def test_a_tracker_that_fails_is_said_once_and_stops_nothing(journal: RunJournal
     assert note.endswith(f"test_trackers.py:{line}); training continues, and the run folder has every metric")
 
 
-def test_a_tracker_that_hangs_holds_up_nothing(journal: RunJournal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracked_progress, "STOP_S", 0.05)
+def test_a_tracker_that_hangs_holds_up_nothing(journal: RunJournal) -> None:
     hold = threading.Event()
-    session = Session(journal, ListTracker(known={}, fail=lambda what: hold.wait(30) and None))
+    tracker = ListTracker(known={}, fail=lambda what: hold.wait(30) and None)
+    tracker.stop_s = 0.05
+    session = Session(journal, tracker)
     session.progress.epoch_done(epoch(0))
     session.finish("stopped")
     hold.set()
@@ -299,8 +301,8 @@ def test_each_dashboard_has_every_point_once_after_a_resume(
     name: str, journal: RunJournal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, read = make_real(name, tmp_path, monkeypatch)
-    monkeypatch.setattr(tracked_progress, "STOP_S", 100.0)
-    monkeypatch.setattr(tracked_progress, "FINISH_S", 100.0)
+    monkeypatch.setattr(Tracker, "stop_s", 100.0)
+    monkeypatch.setattr(Tracker, "finish_s", 100.0)
     first = Session(journal, make())
     first.progress.validation(ValidationRow(-1, 0.25))
     first.progress.epoch_done(epoch(0))

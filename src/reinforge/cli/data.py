@@ -13,6 +13,7 @@ from reinforge.cli.options import (
     DATA,
     JSON,
     OUTPUT,
+    OpenGroup,
     option,
     parse_existing_file,
     parse_output_file,
@@ -22,24 +23,10 @@ from reinforge.cli.output import say, say_json, without_secrets
 if TYPE_CHECKING:
     from reinforge.evaluation.row_statistics import LoadedRows
 
-IMPORT = "reinforge.traces.command:command"  # the subcommand `import`, which reads what other programs wrote
 ROWS = click.argument("file", callback=parse_existing_file)
 
 
-class DataGroup(click.Group):
-    """Finds `import` by name, since traces stand around the core."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["import", *super().list_commands(ctx)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from reinforge.registry import load_named
-
-        found: click.Command | None = load_named(IMPORT) if cmd_name == "import" else super().get_command(ctx, cmd_name)
-        return found
-
-
-@click.group("data", cls=DataGroup)
+@click.group("data", cls=OpenGroup, around=("import", "reinforge.traces.command:command"))
 def command() -> None:
     """Import traces and chat logs as rows to train on; validate, describe and clean rows.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reinforge.cli.exits import Command, run_and_exit
-from reinforge.cli.options import JSON, OUTPUT_DIR, GroupedOption, option
+from reinforge.cli.options import JSON, OUTPUT_DIR, GroupedOption, OpenGroup, option
 from reinforge.cli.output import say, say_json, say_table
 from reinforge.cli.runs_compare import compare_command
 from reinforge.errors import ConfigError, Problem, StorageError
@@ -28,9 +28,9 @@ DAMAGE = 4
 RESTART = "the run restarts from the beginning: no usable checkpoint is left"
 
 
-@click.group("runs")
+@click.group("runs", cls=OpenGroup, around=("fetch", "reinforge.trackers.fetch_command:command"))
 def command() -> None:
-    """List runs, show what happened to one, compare two, verify a folder, or remove it.
+    """List runs, show what happened to one, compare two, verify a folder, fetch a copy, or remove one.
 
     \b
     Example:

@@ -22,8 +22,6 @@ from reinforge.runs.summary import STAGE_NAMES, RunSummary
 from reinforge.types.tracking import MetricPoint, TrackedRun
 
 SENT = "sent_to_"  # facts of a run with this prefix hold the last step of each metric that was sent to a tracker
-FINISH_S, STOP_S = 30.0, 4.0
-"""Seconds to wait for the trackers at the end of a run, and of one that was stopped, which must end within seconds."""
 VALIDATIONS = ("BASELINE", "VALIDATE")
 
 
@@ -81,10 +79,10 @@ class TrackedProgress(SharedProgress):
             return
         self._is_open = False
         self._send(self._steps.steps, name_results(summary))
-        timeout_s = STOP_S if summary.status == "stopped" else FINISH_S
-        deadline = time.monotonic() + timeout_s
+        started_s = time.monotonic()
         for sender in self._senders:
-            is_done = sender.finish(summary.status, max(0.0, deadline - time.monotonic()))
+            timeout_s = sender.tracker.stop_s if summary.status == "stopped" else sender.tracker.finish_s
+            is_done = sender.finish(summary.status, max(0.0, started_s + timeout_s - time.monotonic()))
             self._report_failures()
             if not is_done:
                 late = f"tracker {sender.name}: not everything was sent within {timeout_s:g} s"

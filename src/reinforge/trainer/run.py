@@ -247,7 +247,7 @@ class _Run:
                     )
             finally:  # on a full disk too, free the model, the journal and the folder's lock
                 await self._clean_up()
-                finish_trackers(self.parts, self.context, self.summary)
+                finish_trackers(self.parts, self.context, self.summary, self.options.live)
                 self.context.progress.close()
         return self.summary
 

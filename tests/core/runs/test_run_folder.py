@@ -295,7 +295,7 @@ def test_without_looking_at_the_path_a_crafted_manifest_is_followed(tmp_path, mo
     (tmp_path / "secret").write_bytes((folder / "weights").read_bytes())
     with_files(lambda found: {"../secret": found["weights"]})(folder)
     assert "is not a file of the folder" in find_damage(folder)
-    monkeypatch.setattr(files, "_is_inside", lambda folder, name: True)
+    monkeypatch.setattr(files, "is_inside", lambda folder, name: True)
     assert find_damage(folder) is None, "it has been read"
 
 

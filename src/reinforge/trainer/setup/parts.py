@@ -32,6 +32,7 @@ from reinforge.runs.rows import BASELINE, GUARD, list_guard_events
 from reinforge.runs.summary import RunSummary
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.guards import GuardWatch, find_warnings, list_held_out_metrics
+from reinforge.trainer.options import LiveRun
 from reinforge.types.evaluation import EvalInputItem, EvalOutputItem
 from reinforge.types.tracking import TrackedRun
 from reinforge.types.workflow import BoundWorkflow
@@ -171,9 +172,10 @@ def start_trackers(loaded: LoadedConfig, parts: Parts, context: RunContext) -> N
     context.progress = tracked
 
 
-def finish_trackers(parts: Parts, context: RunContext, summary: RunSummary) -> None:
+def finish_trackers(parts: Parts, context: RunContext, summary: RunSummary, live: LiveRun) -> None:
     if parts.trackers:
         from reinforge.runs.tracking import TrackedProgress
 
         if isinstance(context.progress, TrackedProgress):  # it started before the run failed
+            live.is_saving = any(each.stop_s > Tracker.stop_s for each in parts.trackers.values())
             context.progress.finish(summary)
