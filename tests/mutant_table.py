@@ -356,6 +356,13 @@ MUTANTS = [
         "tests/trackers/test_trackers.py::test_a_killed_and_resumed_run_sends_no_point_twice_where_the_run_keeps_the_record",
     ),
     Mutant(
+        "A run survives its machine",
+        "trackers/mirror.py",
+        "if found is not None and found.writer == self._writer:",
+        "if found is not None:",
+        "tests/trackers/test_mirror.py::test_a_lost_answer_is_not_another_process_and_another_process_is",
+    ),
+    Mutant(
         "Agents cannot kill the run",
         "rollout/isolation/containment.py",
         "        except BaseException as error:  # noqa: BLE001  such as SystemExit in a callback",
