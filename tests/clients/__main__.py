@@ -52,7 +52,7 @@ TINKER, ART, NAT = "Tinker's protocol", "ART's training service", "the NeMo Agen
 OPENENV, HARBOR, VERIFIERS = "OpenEnv's echo server", "Harbor's task folders", "rollouts of verifiers"
 SERVED = "fine-tuning on our server"
 GAMES, BFCL, TASKS = "packages of games", "function calls of bfcl-eval", "tasks of reasoning-gym"
-STORAGE = "object storage"
+STORAGE, SKYPILOT = "object storage", "SkyPilot's reader"
 """Checks that are no agents: our stand-in for OpenAI's fine-tuning API, the gateway's answers, exports in llama.cpp."""
 
 
@@ -199,6 +199,11 @@ def check_storage(environment: Environment) -> None:
     run([str(environment.python), "-m", "tests.clients.object_storage"])
 
 
+def check_skypilot(environment: Environment) -> None:
+    """Lets SkyPilot read the task of `examples/cluster`."""
+    run([str(environment.python), "-m", "tests.clients.skypilot_task"])
+
+
 def check_tinker(environment: Environment) -> None:
     """Runs the blocks of docs/tinker.md: Tinker's SDK and recipes of its cookbook train on our server."""
     command = [str(environment.python), "-m", "tests.clients.tinker_recipes", str(environment.folder / "recipes")]
@@ -272,6 +277,7 @@ CHECKS = {
     BFCL: check_bfcl,
     TASKS: check_tasks,
     STORAGE: check_storage,
+    SKYPILOT: check_skypilot,
 }
 SDK = (FINE_TUNING, SERVED, "openai_sdk", "openai_responses", "page:openai_sdk")
 ENVIRONMENTS = (
@@ -366,6 +372,7 @@ ENVIRONMENTS = (
     Environment("gymnasium", ("gymnasium",), (GAMES,)),
     Environment("reasoning_gym", (), (TASKS,), bare=("reasoning-gym",)),
     Environment("s3", ("s3fs", "moto[server]"), (STORAGE,)),
+    Environment("skypilot", ("skypilot",), (SKYPILOT,)),
     Environment("bfcl", (), (BFCL,), bare=("bfcl-eval==2026.3.23",)),
     Environment("llama-cpp", ("llama-cpp-python", "gguf"), (EXPORT,)),  # compiles llama.cpp, about five minutes
 )

@@ -1,13 +1,18 @@
 """A run that is killed and resumed has each of its points on a dashboard once, and can be resumed from its copy."""
 
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
+from reinforge.crash import VARIABLE
 from reinforge.interfaces import Tracker
 from reinforge.trackers.mirror import fetch_run
-from tests.fault.kit import KILLED, TASK, differences
+from tests.fault.kit import KILLED, ROOT, TASK, differences
 from tests.trackers.trackers import read_mlflow, read_tensorboard, read_trackio, read_wandb
 
 SITES = ("batch.sealed:3", "export.mid")
@@ -96,6 +101,36 @@ def test_a_run_whose_machine_is_lost_resumes_from_its_copy(make_toy, finished, s
     assert differences(toy.run, finished({}).run) == []
     fetched = fetch_run(str(toy.folder / "bucket" / "r"), toy.folder / "again")
     assert differences(fetched, toy.run) == []
+
+
+@pytest.mark.fault
+def test_the_script_of_a_cluster_starts_resumes_and_fetches_a_run(make_toy, finished):
+    """By one line: at first, after a kill that left the folder, after one that did not, and when all is done."""
+    grpo = {"finetuning.algorithm": {"_type": "grpo"}}
+    toy = make_toy({**grpo, "finetuning.output_dir": ".reinforge/runs"})
+    toy.write_files()
+    toy.write("reinforge", f'#!/bin/bash\nexec "{sys.executable}" -m reinforge "$@"\n')
+    (toy.folder / "reinforge").chmod(0o755)
+    run, script = toy.folder / ".reinforge" / "runs" / "r", ROOT / "examples" / "cluster" / "resume.sh"
+
+    def restart(crash_at=""):
+        path = os.pathsep.join([str(toy.folder), os.environ["PATH"]])
+        variables = {**os.environ, "PATH": path, "PYTHONPATH": str(toy.folder), VARIABLE: crash_at}
+        command = ["bash", str(script), "r", str(toy.folder / "bucket"), "run.yml"]
+        found = subprocess.run(command, cwd=toy.folder, env=variables, capture_output=True, text=True, check=False)
+        return found.returncode, found.stdout + found.stderr
+
+    for _ in range(2):
+        code, output = restart("publish.mid:1")
+        assert code == KILLED, output
+    shutil.rmtree(run)
+    code, output = restart("publish.mid:1")
+    assert (code, "fetched" in output) == (KILLED, True)
+    code, output = restart()
+    assert code == 0, output
+    assert differences(run, finished(grpo).run) == []
+    code, output = restart()
+    assert (code, "promoted" in output) == (0, True)
 
 
 SLOW = """

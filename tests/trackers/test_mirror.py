@@ -197,8 +197,7 @@ def test_a_copy_is_read_with_care(run, tmp_path):
             fetch(tmp_path)
     assert list((tmp_path / "fetched").iterdir()) == []
     (folder / "manifests" / "000001.json").write_text('{"format": 1}')
-    with pytest.raises(StorageError, match="there is no copy of a run at"):
-        fetch(tmp_path)
+    assert fetch(tmp_path) is None
 
 
 def test_a_location_is_checked_and_told(tmp_path):
@@ -220,6 +219,9 @@ def test_the_command_fetches_a_run(run, tmp_path):
     assert found.exit_code == 0, found.output
     assert f"resume with: reinforge finetune --resume {tmp_path / 'fetched' / 'r'}" in found.output
     assert read(tmp_path / "fetched" / "r") == (0, ["step-000000"])
+    for more, code, says in (([], 4, "there is no copy of a run at"), (["--allow_missing"], 0, "there is no copy at")):
+        found = CliRunner().invoke(main, ["runs", "fetch", str(tmp_path / "nothing"), *more])
+        assert (found.exit_code, says in found.output) == (code, True), found.output
 
 
 def test_the_journal_is_copied_as_it_is_at_one_moment(run, tmp_path):

@@ -264,8 +264,8 @@ def copy_journal(journal: Path, target: Path) -> None:
     make_private(target)
 
 
-def fetch_run(url: str, output_dir: Path) -> Path:
-    """Downloads the newest whole copy of a run.
+def fetch_run(url: str, output_dir: Path) -> Path | None:
+    """Downloads the newest whole copy of a run, and returns its folder; None: there is no copy.
 
     Args:
         url: The copy, such as s3://bucket/runs/NAME.
@@ -273,7 +273,7 @@ def fetch_run(url: str, output_dir: Path) -> Path:
 
     Raises:
         ConfigError: The folder exists.
-        StorageError: There is no copy of a run, or it cannot be read.
+        StorageError: The copy cannot be read.
     """
     mirror = MirrorFolder(url.rstrip("/"), "URL")
     target = output_dir.expanduser() / mirror.root.rpartition("/")[2]
@@ -282,7 +282,7 @@ def fetch_run(url: str, output_dir: Path) -> Path:
     with boundary(StorageError, f"cannot fetch {url}"):
         manifest = next(mirror.read_manifests(), None)
         if manifest is None:
-            raise StorageError(f"there is no copy of a run at {url}; the URL of a copy ends with the name of the run")
+            return None
         staged = make_staging_path(target.parent)
         make_private_folder(staged)
         try:

@@ -20,7 +20,14 @@ from tests.guide.registry import guide_registry
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data"
-NOT_CONFIGURATIONS = {"coding_tasks.yml", "gateway_openapi.yml", "seed_fields.yml", "seed_symbols.yml"}
+NOT_CONFIGURATIONS = {
+    "coding_tasks.yml",
+    "gateway_openapi.yml",
+    "kuberay.yml",
+    "seed_fields.yml",
+    "seed_symbols.yml",
+    "skypilot.yml",
+}
 SHIPPED = sorted(
     [*(ROOT / "src" / "reinforge" / "tasks").rglob("*.yml"), *(ROOT / "examples").rglob("*.yml"), *DATA.glob("*.yml")]
 )
