@@ -101,6 +101,24 @@ def _no_plots_and_pages(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     leave_out_plots_and_pages(monkeypatch, plots="plots" not in names, pages="pages" not in names)
 
 
+TIE_WEIGHTS: list[object] = []
+
+
+@pytest.fixture(autouse=True)
+def _tie_weights() -> None:
+    """Undoes what transformers leaves behind if a test makes a model while a thread of the last one still loads one."""
+    if (modeling := sys.modules.get("transformers.modeling_utils")) is None:
+        return
+    from reinforge.engine.model.model_files import MAKING
+
+    with MAKING:
+        found = modeling.PreTrainedModel.tie_weights
+        if found.__name__ == "tie_weights":
+            TIE_WEIGHTS[:] = [found]
+        elif TIE_WEIGHTS:
+            [modeling.PreTrainedModel.tie_weights] = TIE_WEIGHTS
+
+
 @pytest.fixture
 def project(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     """A whole project in a folder, which is the working directory."""

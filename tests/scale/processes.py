@@ -30,10 +30,14 @@ def list_marked(mark):
 
 def torchrun(project, *arguments, size=2):
     """Starts `reinforge` in several processes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(size)]
+    return run_alone(project, *arguments, launcher=launcher)
+
+
+def run_alone(project, *arguments, launcher=()):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(project.folder)}
     return subprocess.Popen(
-        [*command, "-m", "reinforge", *arguments],
+        [sys.executable, *launcher, "-m", "reinforge", *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -17,13 +17,15 @@ import pytest
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable
 from reinforge.scale.vllm import process as vllm_process
 from tests.scale.jobs import build_run_config, sample_group, train
-from tests.scale.processes import MARK, finish, list_marked, runs, torchrun, wait_for_metrics, wait_for_none
+from tests.scale.processes import MARK, finish, list_marked, run_alone, runs, torchrun, wait_for_metrics, wait_for_none
 
 ROOT = Path(__file__).parents[2]
 GONE_S = 15.0
+NEEDS_RAY = pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`")
 
 
 @pytest.fixture
@@ -250,14 +252,17 @@ def test_a_run_differs_by_one_block_survives_a_kill_and_resumes(project, python,
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("sharding", "policy"),
+    ("sharding", "policy", "by_ray"),
     [
-        pytest.param("full", {}, id="full_weights", marks=pytest.mark.slow),
-        pytest.param("replicate", {"lora": {"rank": 4}}, id="lora", marks=pytest.mark.fault),
+        pytest.param("full", {}, False, id="full_weights", marks=pytest.mark.slow),
+        pytest.param("replicate", {"lora": {"rank": 4}}, False, id="lora", marks=pytest.mark.fault),
+        pytest.param("full", {}, True, id="ray", marks=[pytest.mark.fault, NEEDS_RAY]),
     ],
 )
-def test_two_processes_train_while_two_servers_sample(project, python, sharding, policy):
-    """Samplers, trainers and overlap together, as on a machine with GPUs for each."""
+def test_two_processes_train_while_two_servers_sample(project, python, sharding, policy, by_ray):
+    """Samplers, trainers and overlap together, as on machines with GPUs for each."""
+    if by_ray:
+        project.set("trainer_adapters.adapter", {"_type": "ray", "num_workers": 2})
     launch = {**build_launch(python, **{MARK: str(project.folder)}), "replicas": 2}
     project.set("trainer_adapters.adapter.sampler", {"_type": "vllm", "launch": launch})
     project.set("trainer_adapters.adapter.sharding", sharding).set("finetuning.limits.max_staleness", 1)
@@ -267,7 +272,8 @@ def test_two_processes_train_while_two_servers_sample(project, python, sharding,
     project.rows = project.rows[:16]
     project.set("finetuning.gate.allow_no_verdict", True)
     project.write_files()
-    output = finish(torchrun(project, "finetune", "run.yml", "--run_name", "r"), codes=(0, 3))
+    start = run_alone if by_ray else torchrun
+    output = finish(start(project, "finetune", "run.yml", "--run_name", "r"), codes=(0, 3))
     assert "Traceback" not in output
     rows = project.metrics
     assert [row["epoch"] for row in rows] == [0, 1, 2]

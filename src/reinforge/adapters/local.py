@@ -151,7 +151,7 @@ class LocalAdapter(TrainerAdapter):
 
     @property
     def _sampler_config(self) -> VLLMSamplerConfig | None:
-        return getattr(self.adapter_config, "sampler", None)  # of this class's configuration alone
+        return getattr(self.adapter_config, "sampler", None)  # other adapters that inherit have none
 
     async def _start_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> None:
         engine = self._require_engine()

@@ -48,7 +48,8 @@ from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.model.loading import load_model, load_tokenizer, pick_device
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.quantization import count_weights
-from reinforge.engine.policy import EmbeddedPolicy, find_end_tokens
+from reinforge.engine.policy import EmbeddedPolicy
+from reinforge.engine.request_codec import ModelDescription, RequestCodec, find_end_tokens
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.job import LearnerSnapshot
@@ -249,9 +250,27 @@ class Engine:
         )
 
     @property
-    def local_engine(self) -> Engine:
-        """This one; of several that train together, the one in this process."""
+    def weight_source(self) -> Engine:
+        """What another program that samples gets the weights from; of several processes, one."""
         return self
+
+    def describe_model(self) -> ModelDescription:
+        model, policy = self.model, self.policy
+        settings = model.module.peft_config.values() if model.has_adapters else ()
+        ranks = [rank for each in settings for rank in (each.r, *(each.rank_pattern or {}).values())]
+        return ModelDescription(
+            str(model.dtype).removeprefix("torch."),
+            policy.max_model_len,
+            self.config.max_num_seqs,
+            model.vocab_size,
+            tuple(policy.ends),
+            max(ranks, default=None),
+            self.config.kv_cache_mb * 2**20 if model.device.type == "cpu" else None,
+        )
+
+    def get_codec(self, name: str) -> RequestCodec:
+        """Returns what renders the requests of an adapter and decodes its replies, in this process."""
+        return self.policies[name].codec
 
     def join_peers(
         self, peers: DataParallel | None, sharding: Sharding = "replicate", processes_here: int = 1

@@ -9,7 +9,7 @@ import os
 import platform
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -193,15 +193,23 @@ class EngineWorker:
 
     # Checkpoints, of which nodes without the run folder get the files.
 
-    async def write(self, version: int, adapter: str | None, folder: Path | None) -> dict[str, bytes]:
+    async def write(
+        self, version: int, adapter: str | None, folder: Path | None, with_training: bool = True
+    ) -> dict[str, bytes]:
         """Writes a checkpoint into the folder; or, without one, returns its files."""
+        return await self._write(folder, lambda place: self.engine.write(place, version, adapter, with_training))
+
+    async def write_base(self, folder: Path | None) -> dict[str, bytes]:
+        return await self._write(folder, self.engine.write_base)
+
+    async def _write(self, folder: Path | None, write: Callable[[Path], None]) -> dict[str, bytes]:
         if folder is not None:
-            await asyncio.to_thread(self.engine.write, folder, version, adapter)
+            await asyncio.to_thread(write, folder)
             return {}
         with tempfile.TemporaryDirectory() as name:
             place = Path(name) / "checkpoint"
             place.mkdir()
-            await asyncio.to_thread(self.engine.write, place, version, adapter)
+            await asyncio.to_thread(write, place)
             return read_files(place)
 
     async def load_weights(self, folder: Path | None, files: Mapping[str, bytes], adapter: str | None) -> None:

@@ -16,14 +16,14 @@ import numpy as np
 
 from reinforge.adapters.hosted_model import HOSTED_MODEL, HostedModel
 from reinforge.config.policy import PolicyConfig
-from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, Problem
+from reinforge.errors import BackendError, ConfigError, EngineError, Problem
 from reinforge.interfaces import PolicyServer
 from reinforge.protocols.tinker.service import OpenService, ServiceDatum, TinkerAdapterConfig, TinkerService
 from reinforge.types.request import Message, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.sample import AdamSettings, FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
 
 if TYPE_CHECKING:
-    from reinforge.engine.model.chat_template import PromptRenderer
+    from reinforge.engine.request_codec import RequestCodec
 
 
 TOLERANCE = 0.5  # the service samples and trains with other kernels, in bfloat16
@@ -34,11 +34,9 @@ FIXED = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "pres
 class TinkerPolicy(PolicyServer):
     tolerance = TOLERANCE
 
-    def __init__(
-        self, service: TinkerService, renderer: PromptRenderer, name: str, max_model_len: int, ends: Sequence[int]
-    ):
-        self._service, self.renderer, self._name = service, renderer, name
-        self.max_model_len, self._ends, self._version = max_model_len, tuple(ends), 0
+    def __init__(self, service: TinkerService, codec: RequestCodec, name: str):
+        self._service, self._codec, self._name, self._version = service, codec, name, 0
+        self.max_model_len = codec.max_model_len
 
     @property
     def version(self) -> int:
@@ -50,50 +48,24 @@ class TinkerPolicy(PolicyServer):
 
     @property
     def chat_template(self) -> str | None:
-        return self.renderer.chat_template
+        return self._codec.renderer.chat_template
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        from reinforge.engine.policy import cut_at_stop
-
         params = request.sampling
         _check_params(request)
-        prompt = self.renderer.render(request)
-        room = self.max_model_len - len(prompt)
-        if room < 1:
-            raise ContextOverflow(f"the prompt has {len(prompt)} tokens, but the limit is {self.max_model_len}")
-        limit = room if params.max_tokens is None else max(1, min(room, params.max_tokens))
-        asked = SamplingParams(params.temperature, max_tokens=limit, stop=params.stop, seed=params.seed)
-        version = self._version
-        reply = await self._service.sample(prompt, asked)
-        token_ids = tuple(reply.token_ids)
-        is_greedy = params.temperature == 0
-        tokens = TokenLogprobs(
-            prompt,
-            token_ids,
-            tuple(reply.logprobs),
-            policy_version=version,
-            finish_reason=reply.stop_reason,
-            temperature=params.temperature,
-            restricted=is_greedy,
-            texts=self.renderer.decode_each(token_ids),
-            processed_logprobs=(0.0,) * len(token_ids) if is_greedy else (),
-        )
-        raw = self.renderer.decode_raw(token_ids)
-        return ModelReply(
-            {"role": "assistant", "content": cut_at_stop(self.renderer.decode(token_ids), params.stop)},
-            reply.stop_reason,
-            tokens,
-            len(prompt),
-            len(token_ids),
-            raw_text=None if raw is None else cut_at_stop(raw, params.stop),
-        )
+        sampled = self._codec.build_request(request, None)
+        asked = SamplingParams(params.temperature, max_tokens=sampled.limit, stop=params.stop, seed=params.seed)
+        sampled.version = self._version
+        reply = await self._service.sample(sampled.prompt, asked)
+        sampled.token_ids, sampled.logprobs = tuple(reply.token_ids), tuple(reply.logprobs)
+        sampled.finish_reason = reply.stop_reason
+        return self._codec.build_reply(request, sampled)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
         return [await self._service.score(row) for row in token_ids]
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        prompt, token_ids = self.renderer.encode(request, reply, self._ends)
-        return TokenLogprobs(prompt, token_ids, (float("nan"),) * len(token_ids), policy_version=-1)
+        return await self._codec.encode(request, reply)
 
     async def publish(self, version: int) -> None:
         await asyncio.to_thread(self._service.publish)
@@ -191,20 +163,20 @@ class TinkerEngine:
     samples_elsewhere = True
 
     def __init__(self, config: PolicyConfig, adapter: TinkerAdapterConfig, seed: int, open_service: OpenService):
-        from reinforge.engine.model.chat_template import PromptRenderer
         from reinforge.engine.model.loading import load_tokenizer
+        from reinforge.engine.request_codec import RequestCodec
 
         self.config, self._adapter, self._seed = config, adapter, seed
         self.tokenizer = load_tokenizer(config)
-        ends = [self.tokenizer.eos_token_id]
         self._service = open_service(adapter, seed % 2**31)
-        self.policy = TinkerPolicy(
-            self._service,
-            PromptRenderer(self.tokenizer, ends, history=config.history),
-            adapter.base_model,
-            config.max_model_len or 4096,
-            ends,
+        codec = RequestCodec.without_engine(
+            self.tokenizer,
+            ends=[self.tokenizer.eos_token_id],
+            max_model_len=config.max_model_len or 4096,
+            vocab_size=len(self.tokenizer),
+            history=config.history,
         )
+        self.policy = TinkerPolicy(self._service, codec, adapter.base_model)
         self.policies = {NAME: self.policy}
         self._peak = config.optimizer.peak
         self._num_steps, self._is_changed = 0, False

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from reinforge.adapters.local import LocalAdapter
-from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.adapters.local_config import LocalAdapterConfig, VLLMSamplerConfig
 from reinforge.config.schema import FinetuneConfig, TrainerAdapterConfig
 from reinforge.errors import BackendUnavailable, Problem
 from reinforge.interfaces import Algorithm, Builder
@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
     """Samples and trains on several workers, each with a copy of the model; Ray starts and watches them."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # the key of a sampler must not end up in a message
 
     num_workers: int = Field(
         default=2, ge=1, le=4096, description="How many workers share the sampling and the training."
@@ -63,6 +65,7 @@ class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
     fine_tune_from_scratch: bool = LocalAdapterConfig.model_fields["fine_tune_from_scratch"]  # type: ignore[assignment]
     sharding: Sharding = LocalAdapterConfig.model_fields["sharding"]  # type: ignore[assignment]
     peer_timeout_s: float = LocalAdapterConfig.model_fields["peer_timeout_s"]  # type: ignore[assignment]
+    sampler: VLLMSamplerConfig | None = LocalAdapterConfig.model_fields["sampler"]  # type: ignore[assignment]
 
     @field_validator("resources_per_worker")
     @classmethod
@@ -94,8 +97,10 @@ class RayAdapter(LocalAdapter):
         algorithm: Algorithm,
         model: str | None = None,
         adapters: Sequence[str] = (),
+        project_root: Path = Path(),
     ):
-        super().__init__(adapter_config, algorithm, model, adapters)  # type: ignore[arg-type]  # has the same fields
+        same: Any = adapter_config  # has the fields of the local one
+        super().__init__(same, algorithm, model, adapters, project_root=project_root)
         self._connection: RayConnection | None = None
 
     def validate(self, run_config: FinetuneConfig) -> list[Problem]:
@@ -169,7 +174,8 @@ class RayAdapter(LocalAdapter):
 @register_trainer_adapter(config_type=RayAdapterConfig)
 async def ray_adapter(config: RayAdapterConfig, builder: Builder) -> AsyncIterator[RayAdapter]:
     adapters = list(dict.fromkeys(find_adapters(builder.config.llms).values()))
-    adapter = RayAdapter(config, await builder.get_algorithm(), await builder.get_model_path(), adapters)
+    model = await builder.get_model_path()
+    adapter = RayAdapter(config, await builder.get_algorithm(), model, adapters, builder.project_root)
     try:
         yield adapter
     finally:

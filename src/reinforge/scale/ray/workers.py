@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -20,6 +20,9 @@ from reinforge.scale.ray.cluster import count_places, describe_room
 from reinforge.scale.ray.members import GroupSize, Members, WeightsLost, WorkerLost
 from reinforge.scale.ray.recruits import Newcomer, Recruiter, WorkerHandle, WorkerPlan, find_cause
 from reinforge.types.sample import LossSpec
+
+if TYPE_CHECKING:
+    from reinforge.engine.request_codec import ModelDescription, RequestCodec
 
 logger = logging.getLogger(__name__)
 
@@ -238,21 +241,54 @@ class WorkerGroup(EngineGroup):
         if not self.workers:
             self.members.fill_up(1)
 
-    def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
+    def write(self, folder: Path, version: int, adapter: str | None = None, with_training: bool = True) -> None:
         """Writes a checkpoint's files, by the first worker; where the model is sharded, the others send their parts."""
+
+        def call(first: WorkerHandle, place: Path | None) -> list[tuple[WorkerHandle, Any]]:
+            calls = [(first, first.actor.write.remote(version, adapter, place, with_training))]
+            if self.members.sharding == "full" and with_training:
+                calls += [(each, each.actor.call.remote("gather_state", adapter)) for each in self.workers[1:]]
+            return calls
+
+        self._write(folder, call)
+
+    def _write(self, folder: Path, call: Callable[[WorkerHandle, Path | None], list[tuple[WorkerHandle, Any]]]) -> None:
         while workers := self.workers:
             self.members.require_shards()
-            first = workers[0]
-            calls = [(first, first.actor.write.remote(version, adapter, _local(first, folder)))]
-            if self.members.sharding == "full":
-                calls += [(each, each.actor.call.remote("gather_state", adapter)) for each in workers[1:]]
             try:
-                files = self.members.collect(calls)[0]
+                files = self.members.collect(call(workers[0], _local(workers[0], folder)))[0]
             except WorkerLost:
                 continue
             write_files(folder, files)
             return
         raise BackendUnavailable("no worker is left that could write a checkpoint")
+
+    # For other programs that sample, which know no worker.
+
+    @property
+    def weight_source(self) -> WorkerGroup:
+        return self
+
+    def describe_model(self) -> ModelDescription:
+        found: ModelDescription = self._ask_first(lambda actor: actor.call.remote("describe_model"))
+        return found
+
+    def get_codec(self, name: str) -> RequestCodec:
+        """Returns what renders the requests of an adapter and decodes its replies, in this process."""
+        from reinforge.engine.request_codec import RequestCodec  # imports torch, which only this needs here
+
+        found = self.describe_model()
+        sizes = {"max_model_len": found.max_model_len, "vocab_size": found.vocab_size}
+        history = self.policies[name].history
+        return RequestCodec.without_engine(self.tokenizer, ends=found.ends, **sizes, history=history, adapter=name)
+
+    def write_base(self, folder: Path) -> None:
+        self._write(folder, lambda first, place: [(first, first.actor.write_base.remote(place))])
+
+    def _ask_first(self, call: Callable[[Any], Any]) -> Any:
+        self._require_worker()
+        first = self.workers[0]
+        return self.members.collect([(first, call(first.actor))])[0]
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
         self._load("load_weights", Path(folder), adapter)
@@ -261,10 +297,8 @@ class WorkerGroup(EngineGroup):
     @property
     def missing_reference(self) -> int | None:
         """Version of the reference that the current stage needs and no worker has."""
-        self._require_worker()
-        first = self.workers[0]
-        found: list[int | None] = self.members.collect([(first, first.actor.missing_reference.remote())])
-        return found[0]
+        found: int | None = self._ask_first(lambda actor: actor.missing_reference.remote())
+        return found
 
     def load_reference(self, folder: str | Path, version: int) -> None:
         self._load("load_reference", Path(folder), version)

@@ -124,14 +124,14 @@ class TorchrunGroup(EngineGroup):
 
     @property
     def tokenizer(self) -> Any:
-        return self.local_engine.tokenizer
+        return self.weight_source.tokenizer
 
     @property
     def model(self) -> Any:
-        return self.local_engine.model
+        return self.weight_source.model
 
     @property
-    def local_engine(self) -> Engine:
+    def weight_source(self) -> Engine:
         return self._worker.engine
 
     def _collect(self, calls: list[Future[Any]]) -> list[Any]:
@@ -204,7 +204,7 @@ class TorchrunGroup(EngineGroup):
 
     @property
     def missing_reference(self) -> int | None:
-        return self.local_engine.missing_reference
+        return self.weight_source.missing_reference
 
     def load_reference(self, folder: str | Path, version: int) -> None:
         self.call_connected("load_reference", Path(folder).absolute(), {}, version)

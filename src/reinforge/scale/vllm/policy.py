@@ -1,7 +1,4 @@
-"""The policy that vLLM servers sample: our tokens go in, their tokens and log-probs come out.
-
-The embedded policy of the same adapter renders prompts and decodes replies; it samples nothing.
-"""
+"""The policy that vLLM servers sample: our tokens go in, their tokens and log-probs come out."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from reinforge.types.request import Grammar, Message, ModelReply, ModelRequest, 
 from reinforge.types.sample import FloatArray
 
 if TYPE_CHECKING:
-    from reinforge.engine.policy import EmbeddedPolicy
+    from reinforge.engine.request_codec import RequestCodec
     from reinforge.engine.sampling.running_batch import SampleRequest
 
 MAX_SEED = 2**63 - 1
@@ -95,13 +92,12 @@ class VLLMPolicy(PolicyServer):
 
     Args:
         own: Scores tokens, in every process that trains.
-        embedded: Renders and decodes, in this process; often `own` itself.
         adapter: Its name on the servers; None: all weights are trained.
     """
 
-    def __init__(self, own: PolicyServer, embedded: EmbeddedPolicy, adapter: str | None, server: WeightPublisher):
-        self.own, self.embedded, self.adapter, self._server = own, embedded, adapter, server
-        self.tolerance, self.max_model_len = max(own.tolerance, FLOAT32_TOLERANCE), embedded.max_model_len
+    def __init__(self, own: PolicyServer, codec: RequestCodec, adapter: str | None, server: WeightPublisher):
+        self.own, self.codec, self.adapter, self._server = own, codec, adapter, server
+        self.tolerance, self.max_model_len = max(own.tolerance, FLOAT32_TOLERANCE), codec.max_model_len
         self.longest_prompts: list[tuple[int, tuple[int, ...]]] = []
 
     @property
@@ -121,13 +117,12 @@ class VLLMPolicy(PolicyServer):
         return self.own.history
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        embedded = self.embedded
-        sampled = embedded.build_request(request, None, await embedded.compile_grammar(request))
+        sampled = self.codec.build_request(request, None, await self.codec.compile_grammar(request))
         body, key = self.build_body(sampled, request.grammar), find_conversation(request)
         async with self._server.admission.enter():
             self.fill_in(sampled, await self._server.generate(key, body, self.adapter))
             self._remember(sampled.prompt)
-        return embedded.build_reply(request, sampled)
+        return self.codec.build_reply(request, sampled)
 
     def fill_in(self, sampled: SampleRequest, answer: GenerateAnswer) -> None:
         """Sets the tokens of a reply."""
@@ -159,7 +154,7 @@ class VLLMPolicy(PolicyServer):
             "frequency_penalty": params.frequency_penalty,
             "presence_penalty": params.presence_penalty,
             "max_tokens": sampled.limit,
-            "stop_token_ids": sorted({*self.embedded.ends, *params.stop_token_ids}),
+            "stop_token_ids": sorted({*self.codec.ends, *params.stop_token_ids}),
             "logprobs": sampled.num_top_logprobs,
             "detokenize": bool(params.stop),
         }
@@ -200,7 +195,7 @@ class VLLMPolicy(PolicyServer):
         return await self.own.score(token_ids)
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
-        return await self.embedded.encode(request, reply)
+        return await self.codec.encode(request, reply)
 
     async def publish(self, version: int) -> None:
         await self._server.publish(version)

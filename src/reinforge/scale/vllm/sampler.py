@@ -52,7 +52,7 @@ class VLLMSampler:
     def __init__(
         self, config: VLLMSamplerConfig, engine: Engine, adapters: Sequence[str] = (), project_root: Path = Path()
     ):
-        self.config, self.engine, self._project_root = config, engine, project_root
+        self.config, self._project_root = config, project_root
         self.admission = Admission()
         self._run, self._version = secrets.token_hex(4), engine.policy.version
         self._lock = asyncio.Lock()
@@ -62,10 +62,12 @@ class VLLMSampler:
         self._replacing: dict[int, asyncio.Task[VLLMServer]] = {}
         self._num_started = 0
         self._sent: list[Path] = []
-        has_adapters = engine.local_engine.model.has_adapters
+        self._source = engine.weight_source
+        self._described = self._source.describe_model()
+        has_adapters = self._described.lora_rank is not None
         policies = {
             name: VLLMPolicy(
-                own, engine.local_engine.policies[name], f"reinforge-{self._run}-{name}" if has_adapters else None, self
+                own, self._source.get_codec(name), f"reinforge-{self._run}-{name}" if has_adapters else None, self
             )
             for name, own in engine.policies.items()
         }
@@ -93,7 +95,7 @@ class VLLMSampler:
         launch, model = self.config.launch, self._folder / MODEL
         self._model = self._describe_model(model, seed)
         if launch is not None:
-            await run_in_daemon_thread(lambda: self.engine.local_engine.write_base(model), "vllm-model")
+            await run_in_daemon_thread(lambda: self._source.write_base(model), "vllm-model")
             logger.info("starting vLLM" if launch.replicas == 1 else "starting %d vLLM servers", launch.replicas)
         count = len(self.config.urls) if launch is None else launch.replicas
         self.servers = {place: self._make_server(place) for place in range(count)}
@@ -115,16 +117,16 @@ class VLLMSampler:
         return VLLMServer(self.config, self._model, process=process)
 
     def _describe_model(self, folder: Path, seed: int) -> ServedModelSettings:
-        engine = self.engine.local_engine
+        found = self._described
         return ServedModelSettings(
             folder,
-            str(engine.model.dtype).removeprefix("torch."),
-            engine.policy.max_model_len,
-            engine.config.max_num_seqs,
+            found.dtype,
+            found.max_model_len,
+            found.max_num_seqs,
             seed,
-            find_largest_rank(engine.model.module.peft_config) if engine.model.has_adapters else None,
-            len(engine.policies),
-            max(MIN_KV_CACHE, engine.config.kv_cache_mb * 2**20) if engine.model.device.type == "cpu" else None,
+            found.lora_rank,
+            len(self._policies),
+            None if found.kv_cache_bytes is None else max(MIN_KV_CACHE, found.kv_cache_bytes),
         )
 
     async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> GenerateAnswer:
@@ -234,7 +236,7 @@ class VLLMSampler:
         place.mkdir(parents=True)
         folders = {name: place / name for name in self._policies}
         for name, folder in folders.items():
-            self.engine.local_engine.write(folder, self._version, name, with_training=False)
+            self._source.write(folder, self._version, name, with_training=False)
         return folders
 
     async def close(self) -> None:
@@ -268,10 +270,6 @@ class JointPolicies(NamedPolicies):
 
     async def publish(self, version: int) -> None:
         await self._server.publish(version)
-
-
-def find_largest_rank(settings: dict[str, Any]) -> int:
-    return max(rank for each in settings.values() for rank in (each.r, *(each.rank_pattern or {}).values()))
 
 
 PROBE_TOKENS = 300
@@ -309,7 +307,7 @@ async def check_served_weights(policy: VLLMPolicy, version: int, server: VLLMSer
 
 def build_probe(policy: VLLMPolicy) -> tuple[int, ...]:
     """Returns a prompt that fills blocks of the prefix cache, if the context has room for one."""
-    token_ids: Sequence[int] = policy.embedded.renderer.tokenizer.encode(PROBE_TEXT)
+    token_ids: Sequence[int] = policy.codec.renderer.tokenizer.encode(PROBE_TEXT)
     return tuple(token_ids[: max(1, min(PROBE_TOKENS, policy.max_model_len - REPLY_TOKENS))])
 
 
@@ -317,7 +315,7 @@ async def _measure(
     policy: VLLMPolicy, prompts: Iterable[tuple[int, ...]], server: VLLMServer, *, reads_prefix_cache: bool = True
 ) -> float:
     requests = [
-        policy.embedded.build_request(
+        policy.codec.build_request(
             ModelRequest([], SamplingParams(max_tokens=REPLY_TOKENS, seed=number), prompt=prompt), None
         )
         for number, prompt in enumerate(prompts)
