@@ -16,7 +16,7 @@ from reinforge.config.loader import load_config
 from reinforge.errors import ConfigError
 from reinforge.improvement.api import choose_budget, load_without_answers, run_search
 from reinforge.improvement.recipes import DEMONSTRATIONS, REWARDS, SearchRecipe, propose
-from reinforge.improvement.record import SearchRecord, Trial
+from reinforge.improvement.record import SearchBudget, SearchRecord, Trial
 from reinforge.improvement.search import Search
 from reinforge.improvement.trials import RunTrials
 from reinforge.runs.journal.journal import LOCK
@@ -232,6 +232,23 @@ async def agent(item, llm, context):
     reply = await llm.chat.completions.create(messages=messages, max_tokens=4)
     return reply.choices[0].message.content + "z" if "Examples" not in text else "a" * len(text.splitlines())
 """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("unit", "is_shared"), [("s", True), ("tokens", False)])
+def test_the_untouched_agent_is_measured_on_select_once(project, unit, is_shared):
+    """Except where the budget counts tokens, all of which are then sampled. An episode records how long it took."""
+    record = SearchRecord(project.folder / "runs" / "s", SearchBudget(1e6, unit))
+    record.trials = [Trial(1, SearchRecipe("a", "")), Trial(2, SearchRecipe("b", "", (("finetuning.seed", "0"),)))]
+    trials = RunTrials(record, load, lambda line: None)
+    for trial in record.trials:
+        trial.most_epochs = 1
+        asyncio.run(trials.train(trial))
+    first, second = (JournalReader(record.locate(trial)).packed_episodes("validate", -1) for trial in record.trials)
+    assert first.keys() == second.keys()
+    assert (first == second) == is_shared
+    assert record.trials[1].baseline == record.trials[0].baseline
+    assert (record.trials[1].has_baseline, record.trials[1].select_cost > 0) == (is_shared, True)
 
 
 @pytest.mark.slow

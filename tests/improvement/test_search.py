@@ -11,7 +11,7 @@ from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.non_inferiority import judge_non_inferiority
 from reinforge.evaluation.statistics import compute_paired_difference
-from reinforge.improvement.recipes import PAIRS, REWARDS, SIGNAL, SearchRecipe
+from reinforge.improvement.recipes import ANSWERS, PAIRS, REWARDS, SIGNAL, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchBudget, SearchRecord
 from reinforge.improvement.search import Search, compare_passes, compute_share, plan_sizes
 from reinforge.trainer.evaluate import Evaluation
@@ -39,6 +39,7 @@ class SimulatedTrials:
         self.select_cost, self.resume_cost = settings.get("select_cost", 0.0), settings.get("resume_cost", 0.0)
         self.kept, self.judged, self.reference = None, [], settings.get("reference")
         self.writes_epochs = settings.get("writes_epochs", False)
+        self.rewards = settings.get("rewards", {})  # mean reward of each example, by the recipe's name
 
     def draw(self, trial, epoch, size, *stream):
         gain = min(self.most, self.gains.get(trial.recipe.name, 0.0) * (epoch + 1)) if trial is not None else 0.0
@@ -72,6 +73,13 @@ class SimulatedTrials:
             for each in (other, trial)
         ]
         return compute_paired_difference(*scores)
+
+    def compare_rewards(self, trial, other):
+        scores = [
+            {number: self.rewards.get(each.recipe.name, 0.0) + number % 2 / 10 for number in range(self.num_select)}
+            for each in (other, trial)
+        ]
+        return compute_paired_difference(*scores) if self.rewards else None
 
     async def judge(self, trial, *, with_reference=False):
         self.judged.append(trial and trial.name)
@@ -131,6 +139,35 @@ async def test_where_nothing_helped_the_untouched_agent_is_compared_with_the_ref
     assert (result["promoted"], result["winner"]) == (False, None)
     assert result["reason"].startswith(said)
     assert (result["non_inferiority"]["outcome"], search.trials.judged) == ("worse", [None])
+
+
+@pytest.mark.parametrize("rewards", [{"r3": 0.2}, {}])
+async def test_the_reward_decides_where_the_metric_does_not(tmp_path, rewards):
+    """Nobody gains on `select` at first; a known difference of the metric is never overruled. Mutation: no rewards."""
+    search = make(tmp_path / "s", {}, recipes=RECIPES[:4], total=600.0, rewards=rewards)
+    await search.run()
+    last = search.record.trials[3]
+    assert (last.stopped is None) == bool(rewards)
+    put = [each for each in search.record.decisions if "is put before" in each]
+    assert bool(put) == bool(rewards)
+    assert all("04-r3 is put before" in each and "and its reward is higher (+0.200" in each for each in put)
+    known = make(tmp_path / "known", {"r0": 0.4}, recipes=RECIPES[:2], total=600.0, rewards={"r1": 0.2}, num_select=500)
+    await known.run()
+    assert [each.stopped is None for each in known.record.trials] == [True, False]
+
+
+@pytest.mark.parametrize(("total", "count"), [(300.0, 4), (200.0, 3), (4000.0, 6)])
+async def test_the_stage_of_answers_is_as_long_as_the_budget_allows(tmp_path, total, count):
+    """300 tokens, 240 of them for trials: rungs of 120, so the winner has 60 + 120 - 20 for its start: 16 epochs."""
+    path = "finetuning.pipeline.imitate.num_epochs"
+    learns = SearchRecipe(
+        "learns", "", ((path, "6"),), needs=ANSWERS, epochs_path="last", epochs_before=6, first_path=path
+    )
+    search = make(tmp_path / "s", {}, recipes=[RECIPES[0], learns], total=total)
+    await search.run()
+    recipe = search.record.trials[1].recipe
+    assert (recipe.overrides, recipe.epochs_before) == (((path, str(count)),), count)
+    assert recipe.set_epochs(10) == ("last", str(10 - count))
 
 
 def test_halves():

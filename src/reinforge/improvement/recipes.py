@@ -68,6 +68,12 @@ class SearchRecipe:
             return self.first_path, str(max(1, count))
         return self.epochs_path, str(max(1, count - self.epochs_before))
 
+    def shorten_first(self, count: int) -> SearchRecipe:
+        """Returns the recipe with at most so many epochs, and at least one, in the first stage that it adds."""
+        before = min(self.epochs_before, max(1, count))
+        changed = ((path, str(before) if path == self.first_path else value) for path, value in self.overrides)
+        return replace(self, overrides=tuple(changed), epochs_before=before)
+
 
 def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     """Returns what to try and is not configured already, the most promising first; `reflect` rewrites prompts."""

@@ -56,6 +56,7 @@ class Trial:
     epochs: int = 0
     start_cost: float = 0.0  # of loading the model and measuring it untrained
     select_cost: float = 0.0  # of that measurement on `select` alone
+    has_baseline: bool = False  # the first trial's measurement, so that its start did not pay for one
     growth: float = 1.0  # length of its replies in the last epoch, relative to the first
     judge_cost: float | None = None
     """What the untouched agent took on `confirm`, once the share of the rung is to pay the verdict, too."""
@@ -103,7 +104,7 @@ class Trial:
 
     @property
     def resume_cost(self) -> float:
-        return max(0.0, self.start_cost - self.prompt_cost - self.select_cost)
+        return max(0.0, self.start_cost - self.prompt_cost - (0.0 if self.has_baseline else self.select_cost))
 
     def has_used_share(self, *, is_running: bool = True) -> bool:
         """Returns whether another epoch would leave the share of the rung; each rung but the last has one."""

@@ -18,6 +18,7 @@ from statistics import fmean, stdev
 from typing import Any, Protocol
 
 from reinforge.config.schema import GateConfig
+from reinforge.engine.small_models import EPOCHS_PER_ANSWERS
 from reinforge.errors import ConfigError, Problem
 from reinforge.evaluation.changes import MetricChange, compare_reports
 from reinforge.evaluation.reference import decide_promotion
@@ -30,6 +31,7 @@ from reinforge.trainer.evaluate import Evaluation
 from reinforge.trainer.gate import decide
 
 MIN_EPOCHS = 2  # a recipe is tried only if its first share of the budget allows so many epochs
+MIN_EPOCHS_OF_TWO = 1  # or so many beside the first one, which has had one
 
 
 class Trials(Protocol):
@@ -46,6 +48,9 @@ class Trials(Protocol):
 
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
         """Returns by how much a trial is better than another on `select`, example by example; None: not known."""
+
+    def compare_rewards(self, trial: Trial, other: Trial) -> Improvement | None:
+        """Returns by how much its training reward was higher when both were last measured; None: it is the metric."""
 
     async def judge(self, trial: Trial | None, *, with_reference: bool = False) -> Evaluation:
         """Evaluates the best checkpoint of a trial on `confirm`; None: the untouched agent."""
@@ -167,7 +172,9 @@ class Search:
         if first.epochs:
             epoch, needed = first.epoch_cost, first.start_cost + MIN_EPOCHS * first.epoch_cost
             self._refuse_small(needed)
-            while count > 1 and compute_share(record.for_trials, plan_sizes(count), record.num_seeds - 1) < needed:
+            while count > 1 and self._share_first(count) < (
+                needed if count > 2 else first.start_cost + MIN_EPOCHS_OF_TWO * epoch
+            ):
                 count -= 1
             self._decide(
                 f"{count} of {len(open_trials)} recipes fit the budget: a trial costs {shown(first.start_cost)} to "
@@ -176,7 +183,22 @@ class Search:
         for trial in open_trials[count:]:
             trial.stopped = "the budget does not allow it"
         record.sizes = plan_sizes(count)
+        if first.epochs:
+            num_epochs = self._count_epochs(first)
+            for trial in open_trials[1:count]:
+                if trial.recipe.needs == ANSWERS:
+                    trial.recipe = trial.recipe.shorten_first(math.ceil(num_epochs / EPOCHS_PER_ANSWERS))
         record.write()
+
+    def _share_first(self, count: int) -> float:
+        """Returns what each of so many trials may use in the first rung."""
+        return compute_share(self.record.for_trials, plan_sizes(count), self.record.num_seeds - 1)
+
+    def _count_epochs(self, trial: Trial) -> float:
+        """Returns how many epochs like those of a trial the winner will have in all rungs."""
+        record = self.record
+        rung = self._share_first(record.sizes[0]) * record.sizes[0]
+        return (sum(rung / size for size in record.sizes) - trial.start_cost) / trial.epoch_cost
 
     def _refuse_small(self, needed: float) -> None:
         """Raises a `ConfigError` if what the budget has for trials does not even allow a short one."""
@@ -216,7 +238,7 @@ class Search:
         record = self.record
         if record.rung >= len(record.sizes):
             return
-        ranked = sorted(record.open_trials, key=_get_rank)
+        ranked = self._rank()
         for trial in ranked[record.sizes[record.rung] :]:
             leader = ranked[0]
             trial.stopped, trial.is_behind = f"{leader.name} is ahead on select", True
@@ -229,6 +251,25 @@ class Search:
             )
         for trial in record.open_trials:
             self._decide(f"{trial.name} continues: {_format(trial.baseline)} -> {_format(trial.score)} on select")
+
+    def _rank(self) -> list[Trial]:
+        """Returns the open trials, the best first, by the metric; the reward decides where it is known to.
+
+        Where the metric is seldom earned, the reward shows earlier what is being learned.
+        """
+        ranked = sorted(self.record.open_trials, key=_get_rank)
+        for place in range(len(ranked) - 1, 0, -1):
+            before, trial = ranked[place - 1 : place + 1]
+            change, reward = self.trials.compare(trial, before), self.trials.compare_rewards(trial, before)
+            is_worse = change is not None and change.ci_high is not None and change.ci_high < 0
+            if is_worse or reward is None or reward.ci_low is None or reward.ci_low <= 0:
+                continue
+            ranked[place - 1], ranked[place] = trial, before
+            self._decide(
+                f"{trial.name} is put before {before.name}: no difference is known on select ({change or 'unknown'}), "
+                f"and its reward is higher ({reward})"
+            )
+        return ranked
 
     async def _extend(self) -> bool:
         """Adds a rung if the budget allows one more epoch: of the last trial, or of the best that was only behind."""

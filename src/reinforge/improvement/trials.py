@@ -71,8 +71,8 @@ class RunTrials:
     ):
         self.record, self.load, self.say, self.registry, self.reflect = record, load, say, registry, reflect
         config = load(()).config.finetuning
-        reward = config.reward_function.name if config.reward_function is not None else ""
-        self.metric, self.seed = config.gate.metric or reward, config.seed
+        self.reward = config.reward_function.name if config.reward_function is not None else ""
+        self.metric, self.seed = config.gate.metric or self.reward, config.seed
 
     async def train(self, trial: Trial) -> None:
         if trial.recipe.prompts is not None and trial.prompts is None:
@@ -115,8 +115,11 @@ class RunTrials:
         options = RunOptions(run_name=trial.name, progress=_TrialProgress(trial, self.metric, self.say))
         if (folder / JOURNAL).is_file():
             options.run_name, options.resume = None, folder
-        elif folder.exists():  # of a process that died before it wrote the journal
-            remove_folder(folder)
+        else:
+            if folder.exists():  # of a process that died before it wrote the journal
+                remove_folder(folder)
+            if trial is not self.record.trials[0] and not (in_tokens or trial.prompts or trial.seed is not None):
+                options.baseline_from = self.record.locate(self.record.trials[0])
         async with ComponentBuilder(self.load(()), self.registry) as builder:
             await builder.get_model_path()  # a bundled model is made once, so that no trial pays for it
         started, before = time.monotonic(), trial.used
@@ -126,7 +129,9 @@ class RunTrials:
             trial.used, trial.epochs = float(sampled) if in_tokens else spent, num_epochs
             if num_epochs == 0:
                 trial.start_cost = trial.used
-            if not trial.select_cost:  # in seconds it is known once the next stage has begun
+            if options.baseline_from is not None:
+                trial.select_cost, trial.has_baseline = self.record.trials[0].select_cost, True
+            elif not trial.select_cost:  # in seconds it is known once the next stage has begun
                 trial.select_cost = trial.start_cost - trial.prompt_cost if in_tokens else context.validation_s
             trial.growth = _measure_growth(context.journal.metrics(before=num_epochs))
             if trial.number == 1 and context.verdict_size and trial.select_cost and not self.record.arm_cost:
@@ -218,14 +223,21 @@ class RunTrials:
         )
 
     def compare(self, trial: Trial, other: Trial) -> Improvement | None:
-        of_other, of_trial = self._read_scores(other), self._read_scores(trial)
-        return compute_paired_difference(of_other, of_trial) if len(of_other.keys() & of_trial.keys()) > 1 else None
+        scores = (self._read_scores(each, self.metric, each.best_epoch) for each in (other, trial))
+        return _compare(*scores)
 
-    def _read_scores(self, trial: Trial) -> dict[str, float]:
-        if trial.best_epoch is None:
+    def compare_rewards(self, trial: Trial, other: Trial) -> Improvement | None:
+        if self.reward == self.metric:
+            return None
+        rows = ((each, read_validations(self.record, each)) for each in (other, trial))
+        last = ((each, found[-1].epoch if found else None) for each, found in rows)
+        return _compare(*(self._read_scores(each, self.reward, epoch) for each, epoch in last))
+
+    def _read_scores(self, trial: Trial, metric: str, epoch: int | None) -> dict[str, float]:
+        if epoch is None:
             return {}
         reader = JournalReader(self.record.locate(trial))
-        return Arm(reader, reader.episode_heads("validate", trial.best_epoch)).read_scores(self.metric)
+        return Arm(reader, reader.episode_heads("validate", epoch)).read_scores(metric)
 
     async def judge(self, trial: Trial | None, *, with_reference: bool = False) -> Evaluation:
         options = EvaluationOptions(split="confirm", with_reference=with_reference)
@@ -253,6 +265,10 @@ class RunTrials:
             remove_folder(model)
         copy_model(self._find_checkpoint(trial), model)
         return model
+
+
+def _compare(before: dict[str, float], after: dict[str, float]) -> Improvement | None:
+    return compute_paired_difference(before, after) if len(before.keys() & after.keys()) > 1 else None
 
 
 def _measure_growth(epochs: Sequence[EpochMetrics]) -> float:

@@ -22,7 +22,7 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.packing import unpack_episode
 from reinforge.runs.journal.reader import JournalReader
 from reinforge.runs.progress import RunProgress, SilentProgress
-from reinforge.runs.rows import PHASES, EpochSnapshot, PolicyVersion, ValidationRow
+from reinforge.runs.rows import BASELINE, PHASES, EpochSnapshot, PolicyVersion, ValidationRow
 from reinforge.types.episode import EpisodeKey, EpisodeRecord
 from reinforge.types.evaluation import EvalInputItem
 from reinforge.types.trajectory import Outcome
@@ -196,6 +196,7 @@ class RunContext:
     transcripts: TranscriptsConfig = field(default_factory=TranscriptsConfig)
     is_run: bool = True
     recalls: set[str] = field(default_factory=set)  # phases whose episodes are reused from the journal
+    baseline_from: Path | None = None  # of `RunOptions`
     guards: GuardWatch | None = None
     find_pause: Callable[[RunContext, int], str | None] = lambda context, num_epochs: None
     """Asked between two epochs, with the number of those that are done; a reason pauses the run."""
@@ -281,12 +282,15 @@ class RunContext:
 
         Episodes that the environment failed run again, and so do those sampled by other weights than the current ones.
         """
-        if key.phase not in self.recalls:
+        is_of_other = self.baseline_from is not None and (key.phase, key.epoch) == ("validate", BASELINE)
+        if key.phase not in self.recalls and not is_of_other:
             return None
         data = self._load_known(key.phase, key.epoch).get(str(key))
         record = parse_episode(unpack_episode(data), item) if data is not None else None
         if record is None or record.outcome.is_missing or not self._has_current_weights(record):
             return None
+        if is_of_other:
+            self.journal.record_episode(record)
         self._tokens_before += record.num_completion_tokens  # sampled by an earlier call
         self._count(record)
         return record
@@ -315,7 +319,9 @@ class RunContext:
         if (phase, epoch) not in self._known:
             while len(self._known) > self.limits.max_staleness:  # one per collection that runs at the same time
                 del self._known[next(iter(self._known))]
-            self._known[phase, epoch] = self.journal.packed_episodes(phase, epoch)
+            other = self.baseline_from if (phase, epoch) == ("validate", BASELINE) else None
+            reader = self.journal if other is None else JournalReader(other)
+            self._known[phase, epoch] = reader.packed_episodes(phase, epoch)
         return self._known[phase, epoch]
 
     def _has_current_weights(self, record: EpisodeRecord) -> bool:

@@ -40,6 +40,8 @@ class RunOptions:
     judge_only: bool = False  # resume a stopped run for its verdict alone, after the epochs that it has trained
     find_pause: Callable[[RunContext, int], str | None] | None = None
     """Asked between two epochs, with the number of those that are done; a reason pauses the run, without a verdict."""
+    baseline_from: Path | None = None
+    """Folder of a run whose measurement of the same untouched agent on `select` counts for this one, too."""
     overwrite: bool = False
     """Replace a run of the same name that no process works on, once the new one is known to be valid."""
     folder: Path | None = None

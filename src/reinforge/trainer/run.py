@@ -163,6 +163,7 @@ async def run_async(loaded: LoadedConfig, options: RunOptions, registry: Registr
             options.folder = folder
             context = RunContext(folder.name, journal, LoggedProgress(progress), config.limits)
             context.transcripts, context.find_pause = config.transcripts, options.find_pause or context.find_pause
+            context.baseline_from = options.baseline_from
             context.reward_metric, context.agent = parts.reward_metric, parts.workflow.source
             run = _Run(loaded, parts, context, options)
             run.dtype = dtype
