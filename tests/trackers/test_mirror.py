@@ -210,6 +210,8 @@ def test_a_location_is_checked_and_told(tmp_path):
     assert MirrorConfig(location=str(tmp_path)).url == MirrorConfig(location=f"file://{tmp_path}").url == ""
     with pytest.raises(ConfigError, match="s4"):
         MirrorFolder("s4://bucket/runs")
+    with pytest.raises(ConfigError, match="cannot be the name of a run"):
+        fetch_run(f"{tmp_path}/bucket/a b", tmp_path)
 
 
 def test_the_command_fetches_a_run(run, tmp_path):

@@ -32,6 +32,7 @@ from reinforge.registry import register_tracker
 from reinforge.runs.journal.journal import LOCK, OWNER
 from reinforge.runs.journal.reader import JOURNAL
 from reinforge.runs.manifest import OWN_FILES
+from reinforge.runs.run_folder import check_run_name
 from reinforge.trackers.packages import require_package
 from reinforge.types.tracking import MetricPoint, TrackedRun
 
@@ -272,11 +273,13 @@ def fetch_run(url: str, output_dir: Path) -> Path | None:
         output_dir: Gets the run folder NAME.
 
     Raises:
-        ConfigError: The folder exists.
+        ConfigError: The folder exists, or the URL does not end with the name of a run.
         StorageError: The copy cannot be read.
     """
     mirror = MirrorFolder(url.rstrip("/"), "URL")
-    target = output_dir.expanduser() / mirror.root.rpartition("/")[2]
+    name = mirror.root.rpartition("/")[2]
+    check_run_name(name, "URL")
+    target = output_dir.expanduser() / name
     if target.exists():
         raise ConfigError(f"{target} already exists: resume that one, or choose another --output_dir")
     with boundary(StorageError, f"cannot fetch {url}"):
@@ -286,11 +289,11 @@ def fetch_run(url: str, output_dir: Path) -> Path | None:
         staged = make_staging_path(target.parent)
         make_private_folder(staged)
         try:
-            for name, entry in manifest.files.items():
-                if not OWN_FILES.fullmatch(name) or not is_inside(staged, name):
-                    raise StorageError(f"{url} names {name!r}, which no run has written")
-                make_private_folder((staged / name).parent)
-                with open(staged / name, "wb") as file:
+            for file_name, entry in manifest.files.items():
+                if not OWN_FILES.fullmatch(file_name) or not is_inside(staged, file_name):
+                    raise StorageError(f"{url} names {file_name!r}, which no run has written")
+                make_private_folder((staged / file_name).parent)
+                with open(staged / file_name, "wb") as file:
                     for piece in entry["pieces"]:
                         file.write(mirror.read_piece(piece))
             for path in staged.rglob("*"):
