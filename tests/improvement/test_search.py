@@ -305,8 +305,8 @@ async def test_the_budget_is_used_and_kept_whatever_the_verdict_was_predicted_to
     assert 0.9 * 2000 <= search.record.used <= 1.05 * 2000
 
 
-async def test_if_the_last_trial_fails_the_best_of_the_others_has_what_is_left(tmp_path):
-    search = make(tmp_path / "s", {"r1": 0.03, "r2": 0.02}, total=2000.0, unit="s", arm_cost=50.0)
+def fail_in_the_last_rung(search):
+    """Returns the names of the trials that have failed: the first one that trains in the last rung."""
     train, record, failed = search.trials.train, search.record, []
 
     async def train_or_fail(trial):
@@ -317,6 +317,12 @@ async def test_if_the_last_trial_fails_the_best_of_the_others_has_what_is_left(t
             await train(trial)
 
     search.trials.train = train_or_fail
+    return failed
+
+
+async def test_if_the_last_trial_fails_the_best_of_the_others_has_what_is_left(tmp_path):
+    search = make(tmp_path / "s", {"r1": 0.03, "r2": 0.02}, total=2000.0, unit="s", arm_cost=50.0)
+    record, failed = search.record, fail_in_the_last_rung(search)
     await search.run()
     assert record.sizes[-2:] == [1, 1]
     [other] = record.open_trials
@@ -324,6 +330,15 @@ async def test_if_the_last_trial_fails_the_best_of_the_others_has_what_is_left(t
     assert any(line.startswith(f"{other.name} is trained on: ") for line in record.decisions)
     assert len(other.rung_best) == len(record.sizes)
     assert 0.9 * 2000 <= record.used <= 2000
+
+
+async def test_what_is_left_is_not_spent_on_trials_that_are_known_to_be_worse(tmp_path):
+    search = make(tmp_path / "s", {"r1": 0.1}, total=2000.0, unit="s", arm_cost=50.0, num_select=2000)
+    record, failed = search.record, fail_in_the_last_rung(search)
+    result = await search.run()
+    assert (result["winner"], failed) == ("02-r1", ["02-r1"])
+    assert record.open_trials == []
+    assert (record.sizes.count(1), record.used) == (1, 1600)
 
 
 async def test_a_gain_that_comes_last_still_has_its_verdict_and_the_rest(tmp_path):

@@ -243,8 +243,8 @@ class Search:
             leader = ranked[0]
             trial.stopped, trial.is_behind = f"{leader.name} is ahead on select", True
             change = self.trials.compare(trial, leader)
-            known = change is not None and change.ci_high is not None and change.ci_high < 0
-            why = "it is worse" if known else "no difference is known, but the budget allows only the best"
+            is_worse = self._is_worse(trial, leader)
+            why = "it is worse" if is_worse else "no difference is known, but the budget allows only the best"
             self._decide(
                 f"{trial.name} is stopped after {trial.epochs} epochs: {_format(trial.score)} on select, {leader.name} "
                 f"{_format(leader.score)}, difference {change or 'unknown'}: {why}"
@@ -260,22 +260,29 @@ class Search:
         ranked = sorted(self.record.open_trials, key=_get_rank)
         for place in range(len(ranked) - 1, 0, -1):
             before, trial = ranked[place - 1 : place + 1]
-            change, reward = self.trials.compare(trial, before), self.trials.compare_rewards(trial, before)
-            is_worse = change is not None and change.ci_high is not None and change.ci_high < 0
-            if is_worse or reward is None or reward.ci_low is None or reward.ci_low <= 0:
+            reward = self.trials.compare_rewards(trial, before)
+            if self._is_worse(trial, before) or reward is None or reward.ci_low is None or reward.ci_low <= 0:
                 continue
             ranked[place - 1], ranked[place] = trial, before
+            change = self.trials.compare(trial, before)
             self._decide(
                 f"{trial.name} is put before {before.name}: no difference is known on select ({change or 'unknown'}), "
                 f"and its reward is higher ({reward})"
             )
         return ranked
 
+    def _is_worse(self, trial: Trial, other: Trial | None) -> bool:
+        """Returns True if a trial is known to be worse than another on `select`."""
+        change = None if other is None else self.trials.compare(trial, other)
+        return change is not None and change.ci_high is not None and change.ci_high < 0
+
     async def _extend(self) -> bool:
-        """Adds a rung if the budget allows one more epoch: of the last trial, or of the best that was only behind."""
+        """Adds a rung if the budget allows one more epoch of the last trial, or of the best that may still win."""
         record = self.record
         await self._measure_untouched()
-        behind = sorted((each for each in record.trials if each.is_behind), key=_get_rank)
+        best = self._find_best()
+        behind = [each for each in record.trials if each.is_behind and not self._is_worse(each, best)]
+        behind.sort(key=_get_rank)
         trial = next(iter((*record.open_trials, *behind)), None)
         if trial is None or not trial.epochs:
             return False
