@@ -1,6 +1,6 @@
 """Orders recipes by what they gained on the nearest tasks of earlier searches.
 
-    outcomes.jsonl beside this module      the first two (docs/improve.md)
+    outcomes.jsonl beside this module      of the searches that docs/improve.md shows
     HOME/outcomes.jsonl                    a line for each search that ended here; HOME is REINFORGE_HOME or the cache
 
     {"task": "tickets", "features": {"signal": 1.0, "base": 0.3, ...}, "gains": {"larger-steps": 0.1, ...}}
