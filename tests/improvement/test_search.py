@@ -170,6 +170,14 @@ async def test_the_stage_of_answers_is_as_long_as_the_budget_allows(tmp_path, to
     assert recipe.set_epochs(10) == ("last", str(10 - count))
 
 
+@pytest.mark.parametrize(("unit", "sizes"), [("s", [2, 1]), ("tokens", [1])])
+async def test_a_second_recipe_is_tried_if_one_epoch_of_it_fits(tmp_path, unit, sizes):
+    """160, of which 128 are for trials: 32 each at first; an epoch takes 25, the start 20, or 5 with the baseline."""
+    search = make(tmp_path / "s", {}, recipes=RECIPES[:2], total=160.0, unit=unit, select_cost=15.0)
+    await search.run()
+    assert search.record.sizes[: len(sizes)] == sizes
+
+
 def test_halves():
     assert plan_sizes(6) == [6, 3, 2, 1]
     assert plan_sizes(1) == [1]

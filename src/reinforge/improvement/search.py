@@ -172,9 +172,7 @@ class Search:
         if first.epochs:
             epoch, needed = first.epoch_cost, first.start_cost + MIN_EPOCHS * first.epoch_cost
             self._refuse_small(needed)
-            while count > 1 and self._share_first(count) < (
-                needed if count > 2 else first.start_cost + MIN_EPOCHS_OF_TWO * epoch
-            ):
+            while count > 1 and not self._fits(count):
                 count -= 1
             self._decide(
                 f"{count} of {len(open_trials)} recipes fit the budget: a trial costs {shown(first.start_cost)} to "
@@ -189,6 +187,13 @@ class Search:
                 if trial.recipe.needs == ANSWERS:
                     trial.recipe = trial.recipe.shorten_first(math.ceil(num_epochs / EPOCHS_PER_ANSWERS))
         record.write()
+
+    def _fits(self, count: int) -> bool:
+        """Returns whether so many trials can have enough epochs; in seconds, all share what the first one measured."""
+        first, in_tokens = self.record.trials[0], self.record.budget.unit == "tokens"
+        num_epochs = MIN_EPOCHS if count > 2 else MIN_EPOCHS_OF_TWO
+        begin = first.start_cost if in_tokens else first.resume_cost
+        return self._share_first(count) >= begin + num_epochs * first.epoch_cost
 
     def _share_first(self, count: int) -> float:
         """Returns what each of so many trials may use in the first rung."""
