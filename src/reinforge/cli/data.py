@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reinforge.cli.exits import Command
+from reinforge.cli.open_group import OpenGroup
 from reinforge.cli.options import (
     DATA,
     JSON,
     OUTPUT,
-    OpenGroup,
     option,
     parse_existing_file,
     parse_output_file,

@@ -63,25 +63,6 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-class OpenGroup(click.Group):
-    """A group with a subcommand that stands around the core, and is found by name when it is used."""
-
-    def __init__(self, *args: Any, around: tuple[str, str], **attributes: Any):
-        super().__init__(*args, **attributes)
-        self._name, self._target = around  # such as "import" and "package.module:command"
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([self._name, *super().list_commands(ctx)])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        from reinforge.registry import load_named
-
-        if cmd_name != self._name:
-            return super().get_command(ctx, cmd_name)
-        found: click.Command = load_named(self._target)
-        return found
-
-
 def _find_setting(error: click.NoSuchOption) -> str | None:
     """Returns the setting that an unknown option probably means; None: there is none, or an option is spelled alike."""
     from reinforge.config.document import Document

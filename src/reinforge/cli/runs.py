@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reinforge.cli.exits import Command, run_and_exit
-from reinforge.cli.options import JSON, OUTPUT_DIR, GroupedOption, OpenGroup, option
+from reinforge.cli.open_group import OpenGroup
+from reinforge.cli.options import JSON, OUTPUT_DIR, GroupedOption, option
 from reinforge.cli.output import say, say_json, say_table
 from reinforge.cli.runs_compare import compare_command
 from reinforge.errors import ConfigError, Problem, StorageError

@@ -49,7 +49,7 @@ from reinforge.engine.model.loading import load_model, load_tokenizer, pick_devi
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.model.quantization import count_weights
 from reinforge.engine.policy import EmbeddedPolicy
-from reinforge.engine.request_codec import ModelDescription, RequestCodec, find_end_tokens
+from reinforge.engine.request_codec import RequestCodec, find_end_tokens
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.job import LearnerSnapshot
@@ -74,6 +74,7 @@ from reinforge.types.sample import (
 from reinforge.types.seeding import stable_seed
 
 if TYPE_CHECKING:
+    from reinforge.engine.model_description import ModelDescription
     from reinforge.engine.sampling.grammar import GrammarCompiler
     from reinforge.engine.training.data_parallel import DataParallel
     from reinforge.engine.training.reply_logprobs import ReplyLogprobs
@@ -255,18 +256,9 @@ class Engine:
         return self
 
     def describe_model(self) -> ModelDescription:
-        model, policy = self.model, self.policy
-        settings = model.module.peft_config.values() if model.has_adapters else ()
-        ranks = [rank for each in settings for rank in (each.r, *(each.rank_pattern or {}).values())]
-        return ModelDescription(
-            str(model.dtype).removeprefix("torch."),
-            policy.max_model_len,
-            self.config.max_num_seqs,
-            model.vocab_size,
-            tuple(policy.ends),
-            max(ranks, default=None),
-            self.config.kv_cache_mb * 2**20 if model.device.type == "cpu" else None,
-        )
+        from reinforge.engine.model_description import describe_model  # for another program that samples
+
+        return describe_model(self.model, self.config, self.policy.ends)
 
     def get_codec(self, name: str) -> RequestCodec:
         """Returns what renders the requests of an adapter and decodes its replies, in this process."""

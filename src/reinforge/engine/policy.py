@@ -19,14 +19,7 @@ from reinforge.engine.sampling.running_batch import SampleRequest, SamplerStats
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.errors import EngineError
 from reinforge.interfaces import PolicyServer
-from reinforge.types.request import (
-    CLIENT,
-    Message,
-    ModelReply,
-    ModelRequest,
-    ReplyPiece,
-    TokenLogprobs,
-)
+from reinforge.types.request import CLIENT, Message, ModelReply, ModelRequest, ReplyPiece, TokenLogprobs
 from reinforge.types.sample import FloatArray
 
 if TYPE_CHECKING:
@@ -82,14 +75,8 @@ class EmbeddedPolicy(PolicyServer):
         self.sampler, self.renderer, self.adapter = sampler, renderer, adapter
         self.max_model_len = sampler.model.max_model_len
         self.ends = find_end_tokens(sampler.model.module, renderer.tokenizer)
-        self.codec = RequestCodec(
-            renderer,
-            max_model_len=self.max_model_len,
-            vocab_size=sampler.model.vocab_size,
-            ends=self.ends,
-            grammars=grammars,
-            adapter=adapter,
-        )
+        sizes = self.max_model_len, sampler.model.vocab_size
+        self.codec = RequestCodec(renderer, adapter, *sizes, self.ends, grammars)
         self._name, self._score, self._fingerprint, self._published = name, score, fingerprint, published
         self._copy_weights = copy_weights
         self._admission, self._next_version = AdmissionState.OPEN, 0

@@ -7,10 +7,9 @@ import logging
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.sampling.params import check_params
 from reinforge.engine.sampling.running_batch import SampleRequest
@@ -27,69 +26,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDescription:
-    """What another program needs to know to sample a model."""
-
-    dtype: str  # such as bfloat16
-    max_model_len: int
-    max_num_seqs: int
-    vocab_size: int
-    ends: tuple[int, ...]  # tokens that end a reply
-    lora_rank: int | None  # the largest one of an adapter; None: all weights are trained
-    kv_cache_bytes: int | None  # memory for keys and values, on a CPU; None: the model is on another device
-
-
+@dataclass
 class RequestCodec:
-    """Renders the requests of one adapter, and decodes its replies.
+    """Renders the requests of one adapter, and decodes its replies."""
 
-    Args:
-        ends: Tokens that end a reply.
-        grammars: Returns what compiles grammars.
-    """
-
-    def __init__(
-        self,
-        renderer: PromptRenderer,
-        *,
-        max_model_len: int,
-        vocab_size: int,
-        ends: Sequence[int],
-        grammars: Callable[[], GrammarCompiler],
-        adapter: str = DEFAULT_ADAPTER,
-    ):
-        self.renderer, self.adapter, self.ends = renderer, adapter, tuple(ends)
-        self.max_model_len, self.vocab_size = max_model_len, vocab_size
-        self._grammars, self._has_warned = grammars, False
-
-    @classmethod
-    def without_engine(
-        cls,
-        tokenizer: Any,
-        *,
-        ends: Sequence[int],
-        max_model_len: int,
-        vocab_size: int,
-        history: str,
-        adapter: str = DEFAULT_ADAPTER,
-    ) -> RequestCodec:
-        """Returns the codec of a model whose weights are elsewhere."""
-
-        @cache
-        def open_grammars() -> GrammarCompiler:
-            from reinforge.engine.sampling.grammar import GrammarCompiler
-
-            return GrammarCompiler(tokenizer, vocab_size, ends)
-
-        renderer = PromptRenderer(tokenizer, ends, history=history)
-        sizes = {"max_model_len": max_model_len, "vocab_size": vocab_size}
-        return cls(renderer, **sizes, ends=ends, grammars=open_grammars, adapter=adapter)
+    renderer: PromptRenderer
+    adapter: str
+    max_model_len: int
+    vocab_size: int
+    ends: Sequence[int]  # tokens that end a reply
+    grammars: Callable[[], GrammarCompiler]
+    _has_warned: bool = False
 
     async def compile_grammar(self, request: ModelRequest) -> CompiledGrammar | None:
         """Returns the grammar that a reply must match, ready for the sampler; None: it is free."""
         if request.grammar is None:
             return None
-        return await self._grammars().compile(self.renderer.bind_grammar(request.grammar))
+        return await self.grammars().compile(self.renderer.bind_grammar(request.grammar))
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
         """Returns the tokens of a given reply, by the chat template, with the token that ends it.

@@ -164,12 +164,12 @@ class TinkerEngine:
 
     def __init__(self, config: PolicyConfig, adapter: TinkerAdapterConfig, seed: int, open_service: OpenService):
         from reinforge.engine.model.loading import load_tokenizer
-        from reinforge.engine.request_codec import RequestCodec
+        from reinforge.engine.model_description import make_codec
 
         self.config, self._adapter, self._seed = config, adapter, seed
         self.tokenizer = load_tokenizer(config)
         self._service = open_service(adapter, seed % 2**31)
-        codec = RequestCodec.without_engine(
+        codec = make_codec(
             self.tokenizer,
             ends=[self.tokenizer.eos_token_id],
             max_model_len=config.max_model_len or 4096,

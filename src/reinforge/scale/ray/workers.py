@@ -22,7 +22,8 @@ from reinforge.scale.ray.recruits import Newcomer, Recruiter, WorkerHandle, Work
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
-    from reinforge.engine.request_codec import ModelDescription, RequestCodec
+    from reinforge.engine.model_description import ModelDescription
+    from reinforge.engine.request_codec import RequestCodec
 
 logger = logging.getLogger(__name__)
 
@@ -275,12 +276,12 @@ class WorkerGroup(EngineGroup):
 
     def get_codec(self, name: str) -> RequestCodec:
         """Returns what renders the requests of an adapter and decodes its replies, in this process."""
-        from reinforge.engine.request_codec import RequestCodec  # imports torch, which only this needs here
+        from reinforge.engine.model_description import make_codec  # imports torch, which only this needs here
 
         found = self.describe_model()
         sizes = {"max_model_len": found.max_model_len, "vocab_size": found.vocab_size}
         history = self.policies[name].history
-        return RequestCodec.without_engine(self.tokenizer, ends=found.ends, **sizes, history=history, adapter=name)
+        return make_codec(self.tokenizer, ends=found.ends, **sizes, history=history, adapter=name)
 
     def write_base(self, folder: Path) -> None:
         self._write(folder, lambda first, place: [(first, first.actor.write_base.remote(place))])
