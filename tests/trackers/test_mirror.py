@@ -221,7 +221,7 @@ def test_the_command_fetches_a_run(run, tmp_path):
     assert found.exit_code == 0, found.output
     assert f"resume with: reinforge finetune --resume {tmp_path / 'fetched' / 'r'}" in found.output
     assert read(tmp_path / "fetched" / "r") == (0, ["step-000000"])
-    for more, code, says in (([], 4, "there is no copy of a run at"), (["--allow_missing"], 0, "there is no copy at")):
+    for more, code, says in (([], 4, "no copy of a run found at"), (["--allow_missing"], 0, "no copy found at")):
         found = CliRunner().invoke(main, ["runs", "fetch", str(tmp_path / "nothing"), *more])
         assert (found.exit_code, says in found.output) == (code, True), found.output
 

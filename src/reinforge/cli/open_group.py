@@ -1,4 +1,4 @@
-"""A group of commands, one of which is none of the core's."""
+"""A group of commands with a subcommand from outside the core; only the groups that have one import it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from reinforge.trackers.mirror import fetch_run
 
 @click.command("fetch", cls=Command, short_help="Download the copy of a run, to resume it here.")
 @click.argument("url")
-@option("allow_missing", is_flag=True, help="Succeed if there is no copy yet.")
+@option("allow_missing", is_flag=True, help="Succeed even if no copy exists yet.")
 @OUTPUT_DIR
 @JSON
 def command(url: str, allow_missing: bool, output_dir: str, as_json: bool) -> None:
@@ -30,12 +30,12 @@ def command(url: str, allow_missing: bool, output_dir: str, as_json: bool) -> No
     """
     folder = fetch_run(url, Path(output_dir))
     if folder is None and not allow_missing:
-        raise StorageError(f"there is no copy of a run at {url}; the URL of a copy ends with the name of the run")
+        raise StorageError(f"no copy of a run found at {url}; the URL of a copy ends with the name of the run")
     if as_json:
         say_json({"folder": None} if folder is None else {"folder": str(folder), "num_bytes": measure_size(folder)})
         return
     if folder is None:
-        say(f"there is no copy at {url} yet")
+        say(f"no copy found at {url} yet")
         return
     say(f"fetched {folder}, {format_size(measure_size(folder))}")
     say(f"resume with: {describe_resume(folder)}")
