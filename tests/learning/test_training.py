@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -438,6 +439,32 @@ async def test_a_training_that_fails_or_is_killed_is_not_repeated_before_there_a
             assert caplog.text.count("is trained on its chats") == 2
             assert (await chat(client, "hi"))["choices"][0]["message"]["content"] == "yes"
     assert versions.read().candidate is None
+
+
+async def test_a_training_that_fails_while_chats_are_counted_is_not_repeated(
+    tmp_path, versions, config, monkeypatch, caplog
+):
+    async with learn(tmp_path) as (client, _):
+        await rate_chats(client, "up", "down")
+        starter = TrainingStarter(tmp_path / "learn.yml", tmp_path, versions)
+        pid, count = await starter.start(), training.TrainConfig.count_new
+
+        def count_while_it_fails(self, database):
+            num_rated = count(self, database)
+            if threading.current_thread() is looking:
+                os.kill(pid, signal.SIGKILL)
+                wait_until(lambda: "was killed by SIGKILL" in caplog.text)
+            return num_rated
+
+        monkeypatch.setattr(training.TrainConfig, "count_new", count_while_it_fails)
+        found = []
+        looking = threading.Thread(target=lambda: found.append(starter.is_due()))
+        looking.start()
+        await asyncio.to_thread(looking.join)
+        assert found == [False]
+        os.kill(pid, signal.SIGKILL)
+        await wait_for(lambda: "was killed by SIGKILL" in caplog.text)
+        assert not starter.is_due(), "two ratings, with which a training has failed"
 
 
 def wait_until(condition, seconds=120):

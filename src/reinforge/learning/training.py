@@ -293,14 +293,12 @@ class TrainingStarter:
             self._changed_ns = changed_ns  # a file with an error is reported once, and the one before holds
             self._config = read_train_config(self._file)
         when = self._config.when
-        if when is None or self._folder.read().candidate is not None:
+        if when is None or self.find_obstacle():  # first: a training that ends changes what is counted below
             return False
         if self._count() < self._num_failed + when.rated:
             return False
         begun_s = read_last_start(self._data_dir / STORE)
-        if begun_s is not None and 0 <= time.time() - begun_s < when.every_s:  # one in the future: a wrong clock
-            return False
-        return not self.find_obstacle()
+        return begun_s is None or not 0 <= time.time() - begun_s < when.every_s  # in the future: a wrong clock
 
     def find_obstacle(self) -> str:
         """Returns what keeps a training from starting now, such as another one; empty: nothing does."""
