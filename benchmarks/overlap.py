@@ -2,6 +2,7 @@
 
 python benchmarks/overlap.py                 max_staleness 0, 1 and 2; tools of 0 s, 1 s, and 1 s or (one in eight) 6 s
 python benchmarks/overlap.py --lora          LoRA instead of full weights
+python benchmarks/overlap.py --in_flight     long replies: new weights wait for them, or continue them
 """
 
 from __future__ import annotations
@@ -26,14 +27,23 @@ from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
 
 EXAMPLES, SIBLINGS, TURNS, NEW_TOKENS = 16, 8, 3, 24
-MAX_STALENESS = (0, 1, 2)
+LIMITS: dict[str, dict[str, Any]] = {
+    f"max_staleness {number}": {"max_staleness": number, "max_refills": 0} for number in (0, 1, 2)
+}
+IN_FLIGHT: dict[str, dict[str, Any]] = {
+    f"max_staleness 1, in_flight {name}": {"max_staleness": 1, "in_flight": name, "max_refills": 0}
+    for name in ("wait", "keep")
+}
 
 
-def make_agent(find_wait_s: Callable[[str], float]) -> Callable[..., Any]:
+def make_agent(
+    find_wait_s: Callable[[str], float], find_tokens: Callable[[str], int] = lambda example: NEW_TOKENS
+) -> Callable[..., Any]:
     """Returns an agent with a tool between its turns.
 
     Args:
         find_wait_s: Returns how long the tool takes, by the example's id.
+        find_tokens: Returns how long a reply may be.
     """
 
     async def agent(item, llm, context):
@@ -42,7 +52,8 @@ def make_agent(find_wait_s: Callable[[str], float]) -> Callable[..., Any]:
         for turn in range(TURNS):
             if turn and (wait_s := find_wait_s(str(item.id))):
                 await asyncio.sleep(wait_s)
-            reply = await llm.chat.completions.create(messages=messages, max_tokens=NEW_TOKENS)
+            length = find_tokens(str(item.id))
+            reply = await llm.chat.completions.create(messages=messages, max_tokens=length)
             said = reply.choices[0].message.content
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "the tool says 1 2 3"}]
         return said
@@ -60,8 +71,16 @@ AGENTS = {
     "tools of 1 s, one in eight of 6 s": make_agent(lambda example: 6.0 if int(example) % 8 == 0 else 1.0),
 }
 
+LONG_REPLIES = {
+    "tools of 1 s, one in eight with replies of 400 tokens": make_agent(
+        lambda example: 1.0, lambda example: 400 if int(example) % 8 == 0 else NEW_TOKENS
+    )
+}
 
-def make_settings(model: str, folder: str, agent: Callable[..., Any], max_staleness: int, args: argparse.Namespace):
+
+def make_settings(
+    model: str, folder: str, agent: Callable[..., Any], limits: dict[str, Any], args: argparse.Namespace
+) -> dict[str, Any]:
     rows = [{"id": str(number), "question": f"say {number}"} for number in range(2 * EXAMPLES)]
     policy: dict[str, Any] = {"model": model, "max_num_seqs": 256, "optimizer": {"learning_rate": 1e-4}}
     if args.lora:
@@ -88,7 +107,7 @@ def make_settings(model: str, folder: str, agent: Callable[..., Any], max_stalen
             "output_dir": folder,
             "splits": {"train": EXAMPLES, "select": 4, "confirm": 4},
             "policy": policy,
-            "limits": {"max_staleness": max_staleness, "max_refills": 0},
+            "limits": limits,
             "device": "cpu",
         },
     }
@@ -116,23 +135,25 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--in_flight", action="store_true")
     parser.add_argument("--force", action="store_true", help="measure although other load is on the machine")
     args = parser.parse_args()
     refuse_if_busy()
     print(f"{describe()}; {args.epochs} epochs of {EXAMPLES * SIBLINGS} episodes of {TURNS} turns")
     with random_model(SIZES["1.7m"]) as model, tempfile.TemporaryDirectory() as folder:
-        for agent_name, agent in AGENTS.items():
-            found: dict[int, list[tuple[float, float, float]]] = {each: [] for each in MAX_STALENESS}
+        agents, arms = (LONG_REPLIES, IN_FLIGHT) if args.in_flight else (AGENTS, LIMITS)
+        for place, (agent_name, agent) in enumerate(agents.items()):
+            found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in arms}
             for number in range(args.rounds):
-                for bound in MAX_STALENESS if number % 2 else reversed(MAX_STALENESS):
-                    settings = make_settings(str(model), folder, agent, bound, args)
-                    found[bound].append(measure(settings, f"{list(AGENTS).index(agent_name)}-{number}-{bound}"))
-            base = [epoch_s for epoch_s, _, _ in found[0]]
-            for bound, rows in found.items():
+                for arm, name in list(enumerate(arms))[:: 1 if number % 2 else -1]:
+                    settings = make_settings(str(model), folder, agent, arms[name], args)
+                    found[name].append(measure(settings, f"{place}-{number}-{arm}"))
+            base = [epoch_s for epoch_s, _, _ in next(iter(found.values()))]
+            for name, rows in found.items():
                 epoch_s, job_s, age = (statistics.median(column) for column in zip(*rows, strict=True))
                 ratios = sorted(a / b for a, (b, _, _) in zip(base, rows, strict=True))
                 print(
-                    f"{agent_name}: max_staleness {bound}: {epoch_s:.2f} s an epoch (its job {job_s:.2f} s), "
+                    f"{agent_name}: {name}: {epoch_s:.2f} s an epoch (its job {job_s:.2f} s), "
                     f"x {ratios[0]:.2f} / {statistics.median(ratios):.2f} / {ratios[-1]:.2f}; mean age {age:.2f}"
                 )
 

@@ -8,7 +8,7 @@ from reinforge.types.request import ModelRequest, SamplingParams
 from reinforge.types.trajectory import Trajectory, TrajectoryCollection
 
 
-def build_run_config(model, **policy):
+def build_run_config(model, in_flight=None, **policy):
     settings = {
         "model": str(model),
         "optimizer": {"learning_rate": 0.01},
@@ -16,7 +16,8 @@ def build_run_config(model, **policy):
         "batch": {"steps_per_job": 2},
         **policy,
     }
-    return FinetuneConfig(device="cpu", policy=settings)
+    limits = {"max_staleness": 1, "in_flight": in_flight} if in_flight else {}
+    return FinetuneConfig(device="cpu", policy=settings, limits=limits)
 
 
 def prompt(number, job=0):

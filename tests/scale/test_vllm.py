@@ -66,6 +66,7 @@ def test_a_key_with_a_line_break_is_in_no_message():
         ({"sampling": {"min_p": 0.1}}, "finetuning.sampling.min_p"),
         ({"policy": {"quantization": "nf4", "lora": {}}}, "finetuning.policy.quantization"),
         ({"policy": {"lora": {"modules_to_save": ["lm_head"]}}}, "finetuning.policy.lora.modules_to_save"),
+        ({"policy": {"lora": {}}, "limits": {"max_staleness": 1, "in_flight": "keep"}}, "finetuning.limits.in_flight"),
         ({"policy": {"lora": {"target_parameters": "all-experts"}}}, "finetuning.policy.lora.target_parameters"),
         ({}, None),
     ],
@@ -252,7 +253,7 @@ async def test_a_server_is_resumed_whatever_is_lost_and_the_first_error_is_told(
     server = object.__new__(VLLMServer)
     server.client = LosingClient(lost)
     with pytest.raises(BackendError, match=f"no answer to {lost}"):
-        await server.send({}, "label")
+        await server.send({}, "label", "wait")
     assert server.client.calls[-1] == "resume"
 
 

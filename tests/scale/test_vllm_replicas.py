@@ -2,13 +2,18 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig, VLLMLaunchConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
-from reinforge.errors import BackendUnavailable
+from reinforge.errors import BackendError, BackendUnavailable
+from reinforge.scale.vllm.client import GeneratedChoice, WeightSpan
+from reinforge.scale.vllm.policy import VLLMPolicy
+from reinforge.types.request import ModelRequest, SamplingParams
 from tests.scale.jobs import build_run_config, sample_group, train
 from tests.scale.vllm_server import VLLMServer
 
@@ -37,6 +42,60 @@ def list_prompts(server):
     """Returns the prompts that `sample_group` sent, without those that check new weights."""
     bodies = [body for path, body in server.calls if path == "/inference/v1/generate"]
     return {tuple(body["token_ids"]) for body in bodies if body["sampling_params"]["max_tokens"] == 12}
+
+
+async def sample_across_publication(adapter, servers):
+    """Returns replies of which the last 24 tokens are sampled after weights were published, with the older scores."""
+    policy = adapter.policy()
+    groups = await sample_groups(policy)
+    for server in servers:
+        server.waits_at = 16
+    messages = [[{"role": "user", "content": f"count from {number}"}] for number in range(4)]
+    requests = [ModelRequest(each, SamplingParams(max_tokens=40, seed=1, ignore_eos=True)) for each in messages]
+    asked = [asyncio.create_task(policy.sample(each)) for each in requests]
+    before = await policy.score([[1, 2, 3, 4, 5]])
+    await train(adapter, groups, 0)
+    replies = await asyncio.gather(*asked)
+    assert np.abs(before[0] - (await policy.score([[1, 2, 3, 4, 5]]))[0]).max() > 1e-3, "the job changed the weights"
+    return [reply.tokens for reply in replies]
+
+
+@pytest.mark.slow
+async def test_replies_in_flight_continue_with_the_new_weights(servers, tiny_model_dir):
+    async with start(servers, tiny_model_dir, in_flight="keep") as adapter:
+        policy = adapter.policy()
+        for tokens in await sample_across_publication(adapter, servers):
+            assert tokens.list_versions() == [0] * 16 + [1] * 24
+            [scores] = await policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]])
+            differences = np.abs(scores[-40:] - tokens.logprobs)
+            assert differences[16:].max() < 1e-4 < 1e-3 < differences[:16].max()
+
+
+@pytest.mark.parametrize(
+    ("spans", "versions"),
+    [
+        ([("a-3", 0)], ((0, 3),)),
+        ([("a-2", 0), ("a-3", 4)], ((0, 2), (4, 3))),
+        ([("a-1", 0), ("a-3", 4)], None),
+        ([("a-2", 0), ("a-4", 4)], None),
+        ([("a-3", 0), ("a-2", 4)], None),
+        ([("a-2", 2), ("a-3", 4)], None),
+        ([("a-2", 0), ("a-3", 0)], None),
+        ([], None),
+    ],
+    ids=["one", "two", "too old", "unknown", "backwards", "a part", "an empty part", "no label"],
+)
+def test_labels_say_which_version_sampled_which_part(spans, versions):
+    """The reply was asked for when version 2 was served, and version 3 is served now."""
+    publisher = SimpleNamespace(version=3, name_version="a-{}".format)
+    policy = SimpleNamespace(version=3, _server=publisher)
+    given = [WeightSpan(version=label, start=start, end=9) for label, start in spans]
+    choice = GeneratedChoice(token_ids=[1] * 9, logprobs={"content": []}, weight_versions=given)
+    if versions is None:
+        with pytest.raises(BackendError, match="from other weights than it was sent"):
+            VLLMPolicy._find_versions(policy, choice, 2)
+    else:
+        assert tuple(VLLMPolicy._find_versions(policy, choice, 2)) == versions
 
 
 async def sample_groups(policy, job=0):

@@ -7,6 +7,8 @@ The shapes of its answers are those that a real server gave (`tests/data/vllm_an
 Like the real one it keeps a packed copy of the output layer, which `reload_weights` renews only if the files name that
 layer, and keys and values of prompts, by blocks, which are dropped by `/reset_prefix_cache` and after `/pause` alone.
 
+`waits_at` lets replies wait at so many tokens until they are paused and kept.
+
 Attributes that switch a fault on: `keeps_output_layer`, `keeps_prefix_cache`, `ignores_weights`, `loses_label`,
 `is_away` (no answer is its own), `is_busy` (it samples nothing).
 """
@@ -96,9 +98,10 @@ class VLLMServer:
         self.calls: list[tuple[str, Any]] = []
         self.keeps_output_layer = self.keeps_prefix_cache = self.ignores_weights = self.loses_label = False
         self.is_away = self.is_busy = False
+        self.waits_at: int | None = None
         self.label, self.url = "default", ""
         self._cache: dict[Any, Any] = {}
-        self._paused = threading.Event()
+        self._paused, self._frozen = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = LoopThread()
 
@@ -178,12 +181,15 @@ class VLLMServer:
 
     async def _pause(self, request: web.Request) -> web.Response:
         self._paused.set()
+        if request.query["mode"] == "keep":
+            self._frozen.set()
         await asyncio.get_running_loop().run_in_executor(None, lambda: self._lock.acquire() and self._lock.release())
         self._drop_cache()
         return web.json_response({"status": "paused"})
 
     async def _resume(self, request: web.Request) -> web.Response:
         self._paused.clear()
+        self._frozen.clear()
         return web.json_response({"status": "resumed"})
 
     def _drop_cache(self) -> None:
@@ -228,8 +234,7 @@ class VLLMServer:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
-        served = self.served if body["model"] == "policy" else self.adapters.get(body["model"], (None, None))[1]
-        if served is None:
+        if body["model"] != "policy" and body["model"] not in self.adapters:
             return _refuse(404, f"The model `{body['model']}` does not exist.", "NotFoundError")
         settings, prompt = body["sampling_params"], body["token_ids"]
         if len(prompt) + settings["max_tokens"] > self.max_model_len:
@@ -237,7 +242,7 @@ class VLLMServer:
             return _refuse(400, message, "BadRequestError")
         while self._paused.is_set():
             await asyncio.sleep(0.001)
-        choice = await asyncio.get_running_loop().run_in_executor(None, self._sample, served, body["model"], body)
+        choice = await asyncio.get_running_loop().run_in_executor(None, self._sample, body["model"], body)
         return web.json_response(
             {
                 "request_id": f"generate-tokens-{len(self.calls)}",
@@ -262,14 +267,30 @@ class VLLMServer:
             }
         )
 
+    def _wait_while_frozen(self, *, waits: bool = False) -> bool:
+        """Lets the weights change while replies are kept; returns whether that was so.
+
+        Args:
+            waits: First wait until they are.
+        """
+        was_frozen = waits or self._frozen.is_set()
+        while waits or self._frozen.is_set():
+            waits = waits and not self._frozen.is_set()
+            self._lock.release()
+            time.sleep(0.001)
+            self._lock.acquire()
+        return was_frozen
+
     @torch.no_grad()
-    def _sample(self, served: ServedWeights, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _sample(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         settings, prompt = body["sampling_params"], body["token_ids"]
         rng = torch.Generator()
         rng.manual_seed(settings["seed"]) if settings.get("seed") is not None else rng.seed()
         temperature, ends = settings["temperature"], set(settings["stop_token_ids"])
-        content, token_ids, reason = [], [], "length"
+        content, token_ids, reason, spans = [], [], "length", []
         with self._lock:
+            self._wait_while_frozen()
+            served = self.served if name == "policy" else self.adapters[name][1]
             logits, past = self._prefill(served, name, prompt, reads=not settings.get("skip_reading_prefix_cache"))
             while True:
                 logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
@@ -277,7 +298,10 @@ class VLLMServer:
                     token = int(logprobs.argmax())
                 else:
                     token = int(torch.multinomial(logprobs.exp(), 1, generator=rng))
+                if not spans or spans[-1]["version"] != self.label:
+                    spans.append({"version": self.label, "start": len(token_ids)})
                 token_ids.append(token)
+                spans[-1]["end"] = len(token_ids)
                 best = torch.topk(logprobs, settings["logprobs"]).indices.tolist() if settings["logprobs"] else []
                 tops = [_candidate(logprobs, each) for each in [token, *(each for each in best if each != token)]]
                 content.append({**_candidate(logprobs, token), "top_logprobs": tops})
@@ -285,7 +309,11 @@ class VLLMServer:
                     reason = "stop"
                 if reason == "stop" or len(token_ids) == settings["max_tokens"]:
                     break
-                logits, past = served.forward([token], past)
+                if self._wait_while_frozen(waits=len(token_ids) == self.waits_at):
+                    served = self.served if name == "policy" else self.adapters[name][1]
+                    logits, past = self._prefill(served, name, prompt + token_ids, reads=False)
+                else:
+                    logits, past = served.forward([token], past)
         return {
             "index": 0,
             "finish_reason": reason,
@@ -293,7 +321,7 @@ class VLLMServer:
             "token_ids": token_ids,
             "routed_experts": None,
             "sampling_mask": None,
-            "weight_versions": [{"version": self.label, "start": 0, "end": len(token_ids)}],
+            "weight_versions": spans,
             "logprobs": {"content": content},
         }
 

@@ -142,6 +142,7 @@ class LocalAdapter(TrainerAdapter):
             "loss": self.algorithm.loss,
             "stages": stages,
             "serves_during_jobs": run_config.limits.max_staleness > 0 and self._sampler_config is None,
+            "keeps_replies": run_config.limits.in_flight == "keep",
             "samples_elsewhere": self._sampler_config is not None,
         }
         self.engine = await run_in_daemon_thread(lambda: load(policy, **settings), "engine-load")
@@ -155,7 +156,8 @@ class LocalAdapter(TrainerAdapter):
 
     async def _start_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> None:
         engine = self._require_engine()
-        self._sampler = load_named(SAMPLERS[config.kind])(config, engine, self.adapters, self.project_root)
+        found = config, engine, self.adapters, self.project_root, run_config.limits.in_flight
+        self._sampler = load_named(SAMPLERS[config.kind])(*found)
         try:
             await self._sampler.start(run_config.seed)
         except BaseException as error:

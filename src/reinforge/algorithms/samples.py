@@ -59,29 +59,35 @@ class _Row:
         if tokens.restricted:
             self._add_restricted(tokens, turn)
         else:
-            self._add_sampled(tokens.token_ids, tokens.logprobs, tokens, turn)
+            self._add_sampled(tokens.token_ids, tokens.logprobs, tokens.list_versions(), tokens, turn)
 
     def _add_restricted(self, tokens: TokenLogprobs, turn: int) -> None:
         if tokens.supports is None:
             self.add_context(tokens.token_ids)
             return
-        sampled = zip(tokens.token_ids, tokens.processed_logprobs, tokens.supports.sets, strict=True)
-        for token, logprob, kept in sampled:
+        versions = tokens.list_versions()
+        sampled = zip(tokens.token_ids, tokens.processed_logprobs, versions, tokens.supports.sets, strict=True)
+        for token, logprob, version, kept in sampled:
             if len(kept):
                 self.supports[len(self.token_ids)] = kept
-                self._add_sampled((token,), (logprob,), tokens, turn)
+                self._add_sampled((token,), (logprob,), (version,), tokens, turn)
             else:
                 self.add_context((token,))
 
     def _add_sampled(
-        self, token_ids: Sequence[int], logprobs: Sequence[float], tokens: TokenLogprobs, turn: int
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[int],
+        tokens: TokenLogprobs,
+        turn: int,
     ) -> None:
         count = len(token_ids)
         self.token_ids += token_ids
         self.mask += [True] * count
         self.logprobs += logprobs
         self.temperatures += [tokens.temperature or 1.0] * count
-        self.versions += [tokens.policy_version] * count
+        self.versions += versions
         self.turns += [turn] * count
 
     def build_sample(self) -> TrainingSample:

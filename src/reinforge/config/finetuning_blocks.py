@@ -103,6 +103,11 @@ class LimitsConfig(Block):
         "0: an epoch is sampled after the job of the one before. 1 or more: later epochs are sampled while a job "
         "trains, by a copy of the trained weights.",
     )
+    in_flight: Literal["wait", "keep"] = Field(
+        default="wait",
+        description="With max_staleness: new weights wait until no reply is being sampled, or those replies are kept "
+        "and continued with the new weights; each token records its version.",
+    )
     max_empty_updates: int = Field(
         default=3, ge=1, description="Stop after this many epochs in a row without an optimizer step."
     )

@@ -113,6 +113,7 @@ class Engine:
         stages: Mapping[str, PolicyConfig] | None = None,
         replica: int = 0,
         serves_during_jobs: bool = False,
+        keeps_replies: bool = False,
         samples_elsewhere: bool = False,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
@@ -141,7 +142,7 @@ class Engine:
         for name in adapters:
             model_name = (config.model or model.config.model_type) if len(adapters) == 1 else name
             copy_weights = None if self._served is None else partial(self._served.update, name)
-            self.policies[name] = self._make_policy(name, model_name, copy_weights)
+            self.policies[name] = self._make_policy(name, model_name, copy_weights, keeps_replies=keeps_replies)
         self._turns = None if self._served is None else SamplerTurns(self._sampler)
         self.policy = self.policies[adapters[0]]
         masks = self._call(lambda: make_sharing_masks(model))
@@ -189,6 +190,7 @@ class Engine:
         frozen: bool = False,
         replica: int = 0,
         serves_during_jobs: bool = False,
+        keeps_replies: bool = False,
         samples_elsewhere: bool = False,
         half_weights: bool = False,
     ) -> Engine:
@@ -212,6 +214,7 @@ class Engine:
                 requests without a seed.
             serves_during_jobs: Sample from a copy of the trained weights, which serves the published version while a
                 job trains: with adapters a copy of these alone.
+            keeps_replies: Replies in flight continue with the weights that are published, instead of these waiting.
             samples_elsewhere: Another program samples, whose log-probs are never exactly the learner's.
             half_weights: Decode with float16 copies of float32 weights where the CPU is faster so; never if the
                 engine trains or is deterministic.
@@ -247,6 +250,7 @@ class Engine:
             stages=fill_in_stages(stages or {}, config, model),
             replica=replica,
             serves_during_jobs=serves_during_jobs,
+            keeps_replies=keeps_replies,
             samples_elsewhere=samples_elsewhere,
         )
 
@@ -754,7 +758,12 @@ class Engine:
         return policy
 
     def _make_policy(
-        self, adapter: str, model_name: str, copy_weights: Callable[[], None] | None = None
+        self,
+        adapter: str,
+        model_name: str,
+        copy_weights: Callable[[], None] | None = None,
+        *,
+        keeps_replies: bool = False,
     ) -> EmbeddedPolicy:
         return EmbeddedPolicy(
             self._sampler,
@@ -766,6 +775,7 @@ class Engine:
             fingerprint=partial(_call_weakly, WeakMethod(self.fingerprint), adapter),
             published=partial(_call_weakly, WeakMethod(self._jobs.drop_snapshot), adapter),
             copy_weights=copy_weights,
+            keeps_replies=keeps_replies,
         )
 
     def _open_grammars(self) -> GrammarCompiler:

@@ -57,6 +57,7 @@ class EmbeddedPolicy(PolicyServer):
         sampler: Samples the replies, also those of other adapters.
         published: Called when admission opens.
         copy_weights: Copies the learner's weights to the sampler's; None: they are the same.
+        keeps_replies: Replies in flight continue with the copied weights; False: these wait for their end.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class EmbeddedPolicy(PolicyServer):
         fingerprint: Callable[[], str],
         published: Callable[[], None],
         copy_weights: Callable[[], None] | None = None,
+        keeps_replies: bool = False,
     ):
         self.sampler, self.renderer, self.adapter = sampler, renderer, adapter
         self.max_model_len = sampler.model.max_model_len
@@ -78,7 +80,7 @@ class EmbeddedPolicy(PolicyServer):
         sizes = self.max_model_len, sampler.model.vocab_size
         self.codec = RequestCodec(renderer, adapter, *sizes, self.ends, grammars)
         self._name, self._score, self._fingerprint, self._published = name, score, fingerprint, published
-        self._copy_weights = copy_weights
+        self._copy_weights, self._keeps_replies = copy_weights, keeps_replies
         self._admission, self._next_version = AdmissionState.OPEN, 0
         if sampler.model.dtype.itemsize < 4:
             self.tolerance = BFLOAT16_TOLERANCE
@@ -172,7 +174,7 @@ class EmbeddedPolicy(PolicyServer):
         return await self.codec.encode(request, reply)
 
     async def publish(self, version: int) -> None:
-        """Opens admission on the weights of `version`; with a served copy, once no reply is in flight."""
+        """Opens admission on the weights of `version`; a served copy waits for replies, unless it keeps them."""
         if self._copy_weights is None:
             self.open(version)
         else:
@@ -210,8 +212,11 @@ class EmbeddedPolicy(PolicyServer):
         """Opens admission; replies that begin from now on carry `version`."""
         with self._lock:
             self._refuse_open_job()
-        if self._copy_weights is not None:
-            self.sampler.pause(self.adapter, self._copy_weights)  # without the lock, which new requests take
+        if self._copy_weights is not None:  # without the lock, which new requests take
+            if self._keeps_replies:
+                self.sampler.exchange(version, self._copy_weights, self.adapter)
+            else:
+                self.sampler.pause(self.adapter, self._copy_weights)
         with self._lock:
             self._refuse_open_job()
             self._open(version)

@@ -146,6 +146,7 @@ class RequestCodec:
             processed_logprobs=(0.0,) * len(sampled.token_ids) if is_greedy else tuple(sampled.processed_logprobs),
             supports=Supports.from_sets(sampled.supports) if sampled.supports else None,
             top_logprobs=self.name_top_logprobs(sampled.top_logprobs),
+            later_versions=tuple(sampled.later_versions),
         )
         stop = request.sampling.stop
         return ModelReply(

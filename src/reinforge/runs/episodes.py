@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,10 +209,17 @@ def _format_value(value: Any) -> str:
     return "missing" if value is None else f"{value:g}" if isinstance(value, int | float) else to_json(value)
 
 
+def describe_versions(call: Mapping[str, Any]) -> str:
+    """Returns `version 3`, or `versions 3, 4` where newer weights continued the reply."""
+    later = call.get("later_versions") or ()
+    versions = (call["policy_version"], *(version for _, version in later))
+    return f"version{'s' * bool(later)} {', '.join(map(str, versions))}"
+
+
 def _describe_reply(call: dict[str, Any]) -> str:
     facts = [f"{call['llm']}", f"{call['num_completion_tokens']} tokens", f"finish_reason {call['finish_reason']}"]
     if call["policy_version"] is not None:
-        facts.append(f"version {call['policy_version']}")
+        facts.append(describe_versions(call))
     if call.get("others"):
         facts.append(f"choice {call['choice'] + 1} of {len(call['others']) + 1}")
     if call["logprobs"]:

@@ -328,7 +328,8 @@ class RunContext:
         """Returns True if the weights that sampled an episode may be those that sample it now."""
         if self.policy is None:
             return True
-        versions = {reply.version for call in record.calls for reply in call.choices} - {None}
+        replies = [reply for call in record.calls for reply in call.choices]
+        versions = {version for reply in replies for version in (reply.version, reply.newest_version)} - {None}
         newest = oldest = self.policy.version
         if record.key.phase == "collect" and self.limits.max_staleness and self.stage_epoch is not None:
             oldest += record.key.epoch - self.stage_epoch - self.limits.max_staleness

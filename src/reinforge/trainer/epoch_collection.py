@@ -109,7 +109,9 @@ def check_overlap(
 ) -> list[Problem]:
     """Returns why a run with these components cannot sample while it trains; none with `max_staleness: 0`."""
     if not config.limits.max_staleness:
-        return []
+        message = "no reply is being sampled when weights are published, since max_staleness is 0"
+        keep = Problem("finetuning.limits.in_flight", message, f"set it to wait, or {PATH} to 1")
+        return [] if config.limits.in_flight == "wait" else [keep]
     problems = []
     if trainer is not None and not trainer.collects_ahead:
         message = f"{type(trainer).__name__} collects and trains one after the other"

@@ -138,6 +138,9 @@ class TokenLogprobs:
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     """The most likely tokens of each position, in falling order, of the distribution that `logprobs` are of; empty
     unless the request asks for them. For the agent: no record keeps them."""
+    later_versions: tuple[tuple[int, int], ...] = ()
+    """Position and version: which newer weights sampled the tokens from that one on, in order; empty: `policy_version`
+    sampled all (`limits.in_flight`)."""
 
     def __post_init__(self) -> None:
         if type(self.prompt_token_ids) is list:  # read from JSON
@@ -147,6 +150,17 @@ class TokenLogprobs:
         """Keeps the prompt as the continuation of an earlier one, if it is that; it stays equal to what it was."""
         with contextlib.suppress(struct.error):  # of a policy server of the user, which may report anything
             object.__setattr__(self, "prompt_token_ids", TokenIds.share(self.prompt_token_ids, earlier))
+
+    def list_versions(self) -> list[int]:
+        """Returns the version of the weights that sampled each token.
+
+        Example: 4 tokens, `policy_version` 2, `later_versions` ((3, 3),) -> 2 2 2 3.
+        """
+        starts = [*(start for start, _ in self.later_versions), len(self.token_ids)]
+        versions = [self.policy_version] * starts[0]
+        for (start, version), end in zip(self.later_versions, starts[1:], strict=True):
+            versions += [version] * (end - start)
+        return versions
 
     @property
     def content(self) -> list[TokenLogprob]:
@@ -262,5 +276,10 @@ class ModelReply:
 
     @property
     def version(self) -> int | None:
-        """Version of the policy weights that sampled the reply; None if unknown or not a policy."""
+        """Version of the policy weights that sampled the reply, or began to; None if unknown or not a policy."""
         return self.policy_version if self.tokens is None else self.tokens.policy_version
+
+    @property
+    def newest_version(self) -> int | None:
+        later = () if self.tokens is None else self.tokens.later_versions
+        return later[-1][1] if later else self.version

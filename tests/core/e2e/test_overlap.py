@@ -23,11 +23,12 @@ async def agent(item, llm, context):
 """
 
 
-def finish(project, max_staleness):
+def finish(project, max_staleness, **limits):
     for path in (project.run, project.folder / "run.yml"):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     project.write_agent(AGENT)
-    project.set("finetuning.limits.max_staleness", max_staleness)
+    for name, value in {"max_staleness": max_staleness, **limits}.items():
+        project.set(f"finetuning.limits.{name}", value)
     project.finetune(code=0)
     return project.summary
 
@@ -59,6 +60,18 @@ def test_a_run_that_samples_while_it_trains_reaches_the_same_verdict(project):
     assert [summary["promoted"] for summary in (before, after)] == [True, True]
     first, second = before["improvement"], after["improvement"]
     assert max(first["ci_low"], second["ci_low"]) < min(first["ci_high"], second["ci_high"]), "their intervals overlap"
+
+
+@pytest.mark.slow
+def test_replies_in_flight_continue_with_new_weights(project):
+    project.set("finetuning.num_epochs", 4).set("workflow.max_tokens", 64)
+    finish(project, 1, in_flight="keep")
+    assert_bounded(project)
+    assert "replies in flight continue with new weights" in (project.run / "run.log").read_text()
+    rows = read_rows(project.run, "SELECT data FROM episodes WHERE phase = 'collect'")
+    later = [call.get("later_versions", []) for (data,) in rows for call in json.loads(data)["calls"]]
+    assert any(later), "of some hundred replies one was in flight"
+    assert all(len(each) <= 1 for each in later), "an epoch ends before the next version but one"
 
 
 @pytest.mark.slow

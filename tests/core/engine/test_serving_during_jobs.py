@@ -1,7 +1,9 @@
 """A copy of the trained weights serves the published version while a job trains."""
 
 import asyncio
+import copy
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 
 from reinforge.config.policy import LoRAConfig
 from reinforge.engine.callers import SamplerTurns
+from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.errors import EngineError, JobFailed
 from reinforge.trainer.versions import probe
 from reinforge.types.sample import Needs
@@ -146,6 +149,102 @@ def test_a_checkpoint_is_served_from_its_publication_on(full, tmp_path):
     asyncio.run(full.policy.publish(1))
     [restored] = ask(full.policy, [request(seed=1)])
     assert restored.tokens.logprobs == trained.tokens.logprobs
+
+
+EXCHANGED = 5  # tokens that the older weights sample
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def keeping(request, tiny_model_dir):
+    """An engine whose replies continue with weights that are published; those of its first job."""
+    policy = {"max_model_len": 256, **(LORA if request.param == "lora" else {})}
+    with load(tiny_model_dir, keeps_replies=True, **policy) as engine:
+        make_job(engine)
+        yield engine
+
+
+def ask_while_publishing(engine, monkeypatch, version, *requests):
+    """Returns the replies to requests during which the weights of the last job are published."""
+    sampler, step, num_steps = engine.policy.sampler, engine.policy.sampler._step, 0
+
+    def count_steps():
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == EXCHANGED:  # the first token is that of the prompt
+            engine.policy.open(version)
+        step()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sampler, "_step", count_steps)
+        return ask(engine.policy, requests)
+
+
+def test_a_reply_in_flight_continues_with_new_weights_and_says_from_which_token_on(keeping, monkeypatch):
+    """The newer weights read the keys that the older ones computed, of all tokens but the last one."""
+    served = copy.deepcopy(keeping.policy.sampler.model.module)
+    version = keeping.policy.version
+    [reply] = ask_while_publishing(keeping, monkeypatch, version + 1, request(seed=1, max_tokens=12, ignore_eos=True))
+    tokens = reply.tokens
+    assert (tokens.policy_version, tokens.later_versions) == (version, ((EXCHANGED, version + 1),))
+    assert (reply.version, reply.newest_version) == (version, version + 1)
+    assert tokens.list_versions() == [version] * EXCHANGED + [version + 1] * 7
+    prompt, ids = [*tokens.prompt_token_ids], [*tokens.token_ids]
+    with torch.inference_mode():
+        old = served(torch.tensor([prompt + ids[: EXCHANGED - 1]]), use_cache=True)
+        new = keeping.policy.sampler.model.module(
+            torch.tensor([ids[EXCHANGED - 1 : -1]]), past_key_values=old.past_key_values
+        )
+    logits = torch.cat((old.logits[0, len(prompt) - 1 :], new.logits[0]))
+    logprobs = torch.log_softmax(logits.float(), -1)[torch.arange(12), torch.tensor(ids)]
+    np.testing.assert_allclose(tokens.logprobs, logprobs, atol=1e-4)
+    unchanged = served(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+    unchanged = torch.log_softmax(unchanged.float(), -1)[torch.arange(12), torch.tensor(ids)].detach()
+    differences = np.abs(np.array(tokens.logprobs) - unchanged.numpy())
+    assert differences[:EXCHANGED].max() < 1e-4 < 1e-3 < differences[EXCHANGED:].max()
+
+
+def test_keys_of_mixed_weights_are_used_by_no_later_prompt(keeping, monkeypatch):
+    make_job(keeping, seed=2)
+    long = request("many words " * 6, seed=1, max_tokens=40, ignore_eos=True)
+    [reply] = ask_while_publishing(keeping, monkeypatch, keeping.policy.version + 1, long)
+    assert reply.tokens.later_versions
+    history = (*reply.tokens.prompt_token_ids, *reply.tokens.token_ids, 5)
+    [after] = ask(keeping.policy, [replace(request(seed=2), prompt=history)])
+    assert after.tokens.later_versions == ()
+    assert after.tokens.policy_version == keeping.policy.version
+    assert measure_error(keeping, [after]) < 1e-4
+
+
+def test_without_its_safety_keys_of_mixed_weights_would_be_used(keeping, monkeypatch):
+    """Mutation check of the test above."""
+    make_job(keeping, seed=3)
+    cache, add = keeping.policy.sampler._prefix_cache, ReplySampler._add_to_prefix_cache
+
+    def add_all(self, row):
+        self._batch.requests[row].later_versions = []
+        add(self, row)
+
+    monkeypatch.setattr(ReplySampler, "_add_to_prefix_cache", add_all)
+    long = request("many words " * 6, seed=1, max_tokens=40, ignore_eos=True)
+    [reply] = ask_while_publishing(keeping, monkeypatch, keeping.policy.version + 1, long)
+    assert len(cache)
+    history = (*reply.tokens.prompt_token_ids, *reply.tokens.token_ids, 5)
+    [after] = ask(keeping.policy, [replace(request(seed=2), prompt=history)])
+    assert measure_error(keeping, [after]) > 1e-4
+
+
+def test_a_request_that_waits_while_weights_are_exchanged_is_sampled_by_the_new_ones(keeping, monkeypatch):
+    make_job(keeping, seed=4)
+    version = keeping.policy.version
+    many = [request(seed=seed, max_tokens=12, ignore_eos=True) for seed in range(12)]  # there are 8 slots
+    replies = ask_while_publishing(keeping, monkeypatch, version + 1, *many)
+    assert sorted({(each.version, each.newest_version) for each in replies}) == [
+        (version, version + 1),
+        (version + 1, version + 1),
+    ]
+    fresh = [each for each in replies if each.version == version + 1]
+    assert len(fresh) == 4
+    assert measure_error(keeping, fresh) < 1e-4
 
 
 class Clock:

@@ -8,7 +8,9 @@ import pytest
 from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.files import to_json
 from reinforge.rollout.episode import build_trajectory
+from reinforge.runs.episodes import describe_versions
 from reinforge.runs.journal.episode_json import dump_episode, dump_tokens, parse_episode, parse_tokens
+from reinforge.runs.journal.packing import EpisodePacker, unpack_episode
 from reinforge.types.episode import EpisodeKey, EpisodeRecord, ModelCall
 from reinforge.types.request import Grammar, ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 from reinforge.types.supports import Supports
@@ -91,6 +93,19 @@ def test_the_version_of_a_reply_without_tokens_round_trips():
         found = again(EpisodeRecord(EpisodeKey("collect", 0, "e"), examples(1)[0], calls=[call])).calls[0]
         assert (found.reply, found.training_source) == (reply, call.training_source)
         assert found.reply.version == version
+
+
+def test_the_versions_of_a_reply_that_newer_weights_continued_round_trip():
+    """Each token is trained with the version that sampled it."""
+    tokens = TokenLogprobs((1, 2), (5, 6, 7), (-1.0, -2.0, -3.0), 4, later_versions=((1, 5), (2, 6)))
+    episode = record_of(tokens, SamplingParams())
+    found = again(episode).calls[0].reply
+    assert (found.tokens, found.version, found.newest_version) == (tokens, 4, 6)
+    packed = EpisodePacker(dump_episode(episode)).compress()
+    assert parse_episode(unpack_episode(packed), examples(1)[0]).calls[0].reply.tokens == tokens
+    [sample] = samples_from_trajectory(build_trajectory(episode, 1.0, [True]))
+    assert sample.policy_versions.tolist() == [-1, -1, 4, 5, 6]
+    assert "versions 4, 5, 6" in describe_versions(dump_episode(episode)["calls"][0])
 
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}]

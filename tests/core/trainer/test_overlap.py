@@ -68,6 +68,13 @@ def test_groups_with_a_token_that_is_too_old_are_dropped_whole():
     assert not any(is_stale(group, oldest=2) for group in made)
 
 
+def test_a_group_that_newer_weights_continued_is_as_old_as_its_oldest_token():
+    tokens = TokenLogprobs((1,), (2, 3), (-0.5, -0.5), 3, later_versions=((1, 5),))
+    turn = EpisodeItem(role="assistant", content="a", logprobs=tokens, metadata={})
+    [group] = TrajectoryCollection(trajectories=[[Trajectory(episode=[turn], reward=1.0)]], run_id="r").groups
+    assert [is_stale(group, oldest) for oldest in (3, 4)] == [False, True]
+
+
 class Served(RecordingAdapter):
     """Takes every job; the policy answers meanwhile."""
 
@@ -121,11 +128,21 @@ def test_a_run_that_can_sample_ahead_is_not_refused():
     assert problems() == []
 
 
+def test_replies_are_kept_only_where_some_are_in_flight():
+    config = FinetuneConfig(limits={"in_flight": "keep"}, trainer="loop")
+    [found] = check_overlap(config, EpochTrainer(EpochTrainerConfig()), None, None)
+    assert (found.path, found.fix) == ("finetuning.limits.in_flight", f"set it to wait, or {LIMIT} to 1")
+    config.limits.max_staleness = 1
+    assert check_overlap(config, EpochTrainer(EpochTrainerConfig()), None, None) == []
+
+
 def make_record(epoch, *versions):
     [item] = examples(1)
     record = EpisodeRecord(EpisodeKey("collect", epoch, item.id), item, seed=0, reward=1.0)
     for version in versions:
-        tokens = TokenLogprobs((1,), (2,), (-0.5,), version)
+        first, last = version if isinstance(version, tuple) else (version, version)
+        later = ((1, last),) if last > first else ()
+        tokens = TokenLogprobs((1,), (2, 3), (-0.5, -0.5), first, later_versions=later)
         reply = ModelReply({"role": "assistant", "content": "a"}, "stop", tokens, 1, 1)
         request = ModelRequest([{"role": "user", "content": "q"}], SamplingParams())
         record.calls.append(ModelCall("c", "agent", "m", request, reply, (), 0.0, 0.0))
@@ -140,8 +157,20 @@ def make_record(epoch, *versions):
         (6, (5, 5), True),
         (6, (4, 5), False),
         (6, (5, 6), False),
+        (5, ((4, 5),), True),
+        (5, ((3, 5),), False),
+        (6, ((5, 6),), False),
     ],
-    ids=["recent", "too old", "recent enough for a later epoch", "too old for it", "of weights that were lost"],
+    ids=[
+        "recent",
+        "too old",
+        "recent enough for a later epoch",
+        "too old for it",
+        "of weights that were lost",
+        "continued by newer weights",
+        "begun by weights that are too old",
+        "continued by weights that were lost",
+    ],
 )
 def test_a_resumed_run_uses_the_episodes_that_its_jobs_may_train_on(tmp_path, epoch, versions, is_used):
     """It resumed from version 5, which epoch 5 trains; the version 6 that the journal names was never saved."""

@@ -14,6 +14,7 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -41,6 +42,21 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(PYTHON is None, reason="needs vLLM: make vllm"),
 ]
+
+
+async def wait_for_replies(servers, num_tokens):
+    """Returns once the servers have sampled so many tokens more."""
+
+    async def count():
+        texts = [await server.client.endpoint.call("GET", "/metrics") for server in servers.values()]
+        lines = [
+            line for text in texts for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")
+        ]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    first = await count()
+    while await count() < first + num_tokens:
+        await asyncio.sleep(0.01)
 
 
 def build_adapter(replicas=1, **settings):
@@ -97,7 +113,7 @@ async def reload_plainly(client, folder):
     await client.endpoint.call("POST", "/collective_rpc", body=body)
 
 
-async def pause_and_keep_the_cache(client):
+async def pause_and_keep_the_cache(client, mode):
     await client.endpoint.call("POST", "/pause", query={"mode": "wait", "clear_cache": "false"})
 
 
@@ -230,6 +246,32 @@ def test_two_processes_train_while_two_servers_sample(project, tmp_path, shardin
     assert project.metrics[0]["mismatch"] < 1e-4
     report(output[-1500:])
     wait_for_none(tmp_path)
+
+
+async def test_replies_in_flight_continue_with_the_new_weights(tmp_path):
+    """They read keys of the new weights alone, so that these give each later token its log-prob."""
+    model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=True, **SIZES)
+    async with start(build_adapter(replicas=2), model, in_flight="keep") as adapter:
+        served, num_mixed = adapter.policy(), 0
+        for job in range(2):
+            groups = [await sample_group(served, number, job) for number in range(3)]
+            requests = [
+                ModelRequest(prompt(number), SamplingParams(max_tokens=180, seed=number, ignore_eos=True))
+                for number in range(16)
+            ]
+            asked = [asyncio.create_task(served.sample(each)) for each in requests]
+            await wait_for_replies(adapter._sampler.servers, 64)
+            await train(adapter, groups, job)
+            replies = [reply.tokens for reply in await asyncio.gather(*asked)]
+            rows = await served.score([[*each.prompt_token_ids, *each.token_ids] for each in replies])
+            for row, each in zip(rows, replies, strict=True):
+                is_new = np.array(each.list_versions()) == job + 1
+                differences = np.abs(row[-len(each.token_ids) :] - each.logprobs)
+                assert is_new.all() or differences[~is_new].max() > 1e-3
+                assert differences[is_new].max(initial=0.0) < 1e-3
+                num_mixed += bool(each.later_versions)
+        report(f"{num_mixed} of 32 replies were continued by newer weights")
+        assert num_mixed
 
 
 async def check_settings(policy):

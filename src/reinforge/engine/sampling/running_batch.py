@@ -53,6 +53,8 @@ class SampleRequest:
     logprobs: tuple[float, ...] = ()
     finish_reason: str = "stop"
     version: int = 0
+    later_versions: list[tuple[int, int]] = field(default_factory=list)
+    """Position and version: which weights that were exchanged meanwhile sampled the tokens from that one on."""
     processed_logprobs: list[float] = field(default_factory=list)
     """Of each token so far, where sampling is filtered or constrained: its log-prob in the distribution that it was
     sampled from."""

@@ -174,6 +174,16 @@ class ReplySampler:
         self._admission.pause(adapter)
         self.call(lambda: self._drain(adapter, change))
 
+    def exchange(self, version: int, change: Callable[[], None], adapter: str = DEFAULT_ADAPTER) -> None:
+        """Changes an adapter's weights between two steps; its replies in flight continue with them.
+
+        Their keys and values stay those that the older weights computed.
+
+        Args:
+            change: Changes them, in the sampler's thread.
+        """
+        self.call(lambda: self._exchange(version, change, adapter))
+
     def resume(self, version: int, adapter: str = DEFAULT_ADAPTER) -> None:
         """Admits an adapter's requests again; replies that begin from now on carry `version`."""
         with self._condition:
@@ -319,11 +329,27 @@ class ReplySampler:
     def _drain(self, adapter: str, change: Callable[[], None] | None = None) -> None:
         while any(request.adapter == adapter for request in self._list_begun()) and not self._closing:
             self._advance()
-        self._prefix_cache.clear(adapter)  # the weights may change now, and training needs the memory
-        if self._prefiller.fast_llama is not None:  # others, if any, use the model's own weights
-            self._prefiller.fast_llama.drop_weights(adapter if len(self.versions) > 1 else None)
+        self._drop_weights(adapter)  # they may change now, and training needs the memory
         if change is not None:
             change()
+
+    def _drop_weights(self, adapter: str) -> None:
+        """Drops what was made of an adapter's weights and computed with them."""
+        self._prefix_cache.clear(adapter)
+        if self._prefiller.fast_llama is not None:  # others, if any, use the model's own weights
+            self._prefiller.fast_llama.drop_weights(adapter if len(self.versions) > 1 else None)
+
+    def _exchange(self, version: int, change: Callable[[], None], adapter: str) -> None:
+        self._drop_weights(adapter)
+        change()
+        with self._condition:
+            self.versions[adapter] = version
+        for row, request in enumerate(self._batch.requests):
+            if request.adapter == adapter:
+                request.later_versions.append((int(self._batch.num_sampled[row]), version))
+        for request in self._admitted:
+            if request.adapter == adapter:
+                request.version, request.computed = version, None
 
     def _fail(self, cause: Exception) -> None:
         with self._condition:
@@ -618,7 +644,9 @@ class ReplySampler:
         """Caches the slot of a finished reply: all its tokens but the last, which was never fed to the model."""
         request, length = self._batch.requests[row], int(self._batch.positions[row])
         token_ids = (request.prompt + request.token_ids)[:length]
-        if request.cancelled or not self._prefix_cache.accepts(token_ids, request.adapter):
+        if request.cancelled or request.later_versions:  # of mixed weights
+            return
+        if not self._prefix_cache.accepts(token_ids, request.adapter):
             return
         try:
             self._prefix_cache.add(CachedPrefix(token_ids, self._cache.copy_out(row, length), request.adapter))

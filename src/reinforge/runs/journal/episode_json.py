@@ -131,6 +131,8 @@ def _dump_reply(reply: ModelReply) -> dict[str, Any]:
         dumped["endpoint_logprobs"] = reply.logprobs
     if reply.worker:
         dumped["worker"] = reply.worker
+    if tokens is not None and tokens.later_versions:
+        dumped["later_versions"] = tokens.later_versions
     if tokens is None or not tokens.restricted:
         return dumped
     supports = None if tokens.supports is None else _dump_supports(tokens.supports)
@@ -157,7 +159,7 @@ def _parse_reply(data: dict[str, Any], sampling: SamplingParams) -> ModelReply:
     tokens = None
     if data["token_ids"] is not None:
         names = {"prompt_token_ids", "token_ids", "logprobs", "policy_version", "finish_reason", "restricted"}
-        names |= {"processed_logprobs", "supports"} & data.keys()
+        names |= {"processed_logprobs", "supports", "later_versions"} & data.keys()
         sampled = {name: data[name] for name in names}
         tokens = parse_tokens({"supports": None, **sampled, "temperature": sampling.temperature})
     return ModelReply(
@@ -183,6 +185,8 @@ def parse_tokens(data: dict[str, Any]) -> TokenLogprobs:
     """Returns tokens from what `dump_tokens` wrote; a null log-prob becomes NaN: the token was not sampled."""
     lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
     lists["logprobs"] = tuple(math.nan if value is None else value for value in data["logprobs"])
+    if "later_versions" in data:
+        lists["later_versions"] = tuple(map(tuple, data["later_versions"]))
     supports = None if data["supports"] is None else _parse_supports(data["supports"])
     return TokenLogprobs(**{**data, **lists, "supports": supports})
 

@@ -15,7 +15,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from reinforge.rollout.episode import is_trained_call
-from reinforge.runs.episodes import format_content
+from reinforge.runs.episodes import describe_versions, format_content
 from reinforge.runs.journal.episode_json import parse_call
 from reinforge.runs.page.elements import Content, build, build_details
 from reinforge.runs.rows import EpisodeRow
@@ -197,7 +197,7 @@ def _build_reply(call: dict[str, Any], style: ChatStyle, relative: float | None)
     reply, ids, logprobs = call["reply"], call["token_ids"], call["logprobs"]
     facts = [str(call["llm"]), f"{call['num_completion_tokens']} tokens", str(call["finish_reason"])]
     if call["policy_version"] is not None:
-        facts.append(f"version {call['policy_version']}")
+        facts.append(describe_versions(call))
     if call.get("worker"):
         facts.append(call["worker"])
     if logprobs and None in logprobs:  # tokens that were given, not sampled

@@ -56,8 +56,12 @@ class VLLMClient:
                 raise ValueError(str(error)) from error
             raise
 
-    async def pause(self) -> None:
-        await self.endpoint.call("POST", "/pause", query={"mode": "wait"})
+    async def pause(self, mode: str) -> None:
+        """Begins no step until `resume`, after the replies in flight (`wait`) or at once (`keep`).
+
+        Kept replies continue with the prompt and their tokens so far computed again, by the weights of then.
+        """
+        await self.endpoint.call("POST", "/pause", query={"mode": mode})
 
     async def resume(self) -> None:
         await self.endpoint.call("POST", "/resume")

@@ -6,6 +6,7 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from reinforge.errors import BackendError
@@ -29,7 +30,7 @@ STRUCTURED_OUTPUTS = {"json_schema": "json", "regex": "regex", "lark": "grammar"
 
 
 class Admission:
-    """Counts the requests in flight; weights change while it is closed and none is."""
+    """Counts the requests in flight; weights change while it is closed, and none is unless they are kept."""
 
     def __init__(self) -> None:
         self._is_open, self._is_idle = asyncio.Event(), asyncio.Event()
@@ -53,9 +54,10 @@ class Admission:
             if not self._count:
                 self._is_idle.set()
 
-    async def close(self) -> None:
+    async def close(self, *, waits: bool = True) -> None:
         self._is_open.clear()
-        await self._is_idle.wait()
+        if waits:
+            await self._is_idle.wait()
 
     def open(self, failure: BaseException | None = None) -> None:
         """Admits requests again.
@@ -76,9 +78,8 @@ class WeightPublisher(Protocol):
     def version(self) -> int:
         """The version that they have."""
 
-    @property
-    def label(self) -> str:
-        """The label that every reply of this version carries."""
+    def name_version(self, version: int) -> str:
+        """Returns the label that every token of a version carries."""
 
     async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> GenerateAnswer:
         """Samples one reply of a conversation."""
@@ -120,21 +121,27 @@ class VLLMPolicy(PolicyServer):
         sampled = self.codec.build_request(request, None, await self.codec.compile_grammar(request))
         body, key = self.build_body(sampled, request.grammar), find_conversation(request)
         async with self._server.admission.enter():
-            self.fill_in(sampled, await self._server.generate(key, body, self.adapter))
+            oldest = self.version
+            self.fill_in(sampled, await self._server.generate(key, body, self.adapter), oldest)
             self._remember(sampled.prompt)
         return self.codec.build_reply(request, sampled)
 
-    def fill_in(self, sampled: SampleRequest, answer: GenerateAnswer) -> None:
-        """Sets the tokens of a reply."""
+    def fill_in(self, sampled: SampleRequest, answer: GenerateAnswer, oldest: int) -> None:
+        """Sets the tokens of a reply.
+
+        Args:
+            oldest: The version that was served when it was asked for.
+        """
         if tuple(answer.prompt_token_ids) != sampled.prompt:
             raise BackendError(
                 f"the vLLM server sampled from a prompt of {len(answer.prompt_token_ids)} tokens, which is not the one "
                 f"of {len(sampled.prompt)} that it was given"
             )
         choice = answer.choices[0]
-        self._check_weights(choice)
+        starts = self._find_versions(choice, oldest)
         fill_in_tokens(sampled, choice)
-        sampled.version = self._server.version
+        sampled.version = starts[0][1]
+        sampled.later_versions = [each for each in starts[1:] if each[0] < len(sampled.token_ids)]
 
     def build_body(
         self, sampled: SampleRequest, grammar: Grammar | None = None, *, reads_prefix_cache: bool = True
@@ -154,7 +161,7 @@ class VLLMPolicy(PolicyServer):
             "frequency_penalty": params.frequency_penalty,
             "presence_penalty": params.presence_penalty,
             "max_tokens": sampled.limit,
-            "stop_token_ids": sorted({*self.codec.ends, *params.stop_token_ids}),
+            "stop_token_ids": sorted({*(() if params.ignore_eos else self.codec.ends), *params.stop_token_ids}),
             "logprobs": sampled.num_top_logprobs,
             "detokenize": bool(params.stop),
         }
@@ -162,6 +169,8 @@ class VLLMPolicy(PolicyServer):
             settings["skip_reading_prefix_cache"] = True
         if params.seed is not None:
             settings["seed"] = params.seed & MAX_SEED
+        if params.ignore_eos:
+            settings["ignore_eos"] = True
         if params.stop:
             settings["stop"] = list(params.stop)
         if params.logit_bias:
@@ -174,14 +183,20 @@ class VLLMPolicy(PolicyServer):
             "sampling_params": settings,
         }
 
-    def _check_weights(self, choice: GeneratedChoice) -> None:
-        labels = {span.version for span in choice.weight_versions or ()}
-        if choice.token_ids and labels != {self._server.label}:
-            found = ", ".join(sorted(labels)) or "no label"
+    def _find_versions(self, choice: GeneratedChoice, oldest: int) -> list[tuple[int, int]]:
+        """Returns from which token on which version sampled a reply; the first is 0."""
+        known = {self._server.name_version(version): version for version in range(oldest, self.version + 1)}
+        spans = choice.weight_versions or []
+        starts = [(span.start, known.get(span.version, -1)) for span in spans]
+        is_rising = all(one[0] < next_[0] and one[1] < next_[1] for one, next_ in pairwise(starts))
+        if not starts or starts[0][0] or starts[0][1] < 0 or not is_rising:
+            found = ", ".join(span.version for span in spans) or "no label"
+            expected = " or ".join(known)
             raise BackendError(
                 f"the vLLM server sampled a reply from other weights than it was sent ({found} instead of "
-                f"{self._server.label}); let no other program change its weights"
+                f"{expected}); let no other program change its weights"
             )
+        return starts
 
     def _remember(self, prompt: tuple[int, ...]) -> None:
         entry = (len(prompt), prompt)

@@ -3,7 +3,8 @@
     write the weights ─► /pause?mode=wait ─► load ─► /reset_prefix_cache ─► label ─► /resume ─► canary ─► requests
 
 No request of an agent reaches a server between the first and the last: a reply is of one version, whose label it
-carries. A server that is lost takes no reply along; the next version is sent to its replacement, too.
+carries; with `mode=keep` replies in flight continue after `/resume`, and carry the label of each part. A server that is
+lost takes no reply along; the next version is sent to its replacement, too.
 """
 
 from __future__ import annotations
@@ -50,9 +51,14 @@ class VLLMSampler:
     """
 
     def __init__(
-        self, config: VLLMSamplerConfig, engine: Engine, adapters: Sequence[str] = (), project_root: Path = Path()
+        self,
+        config: VLLMSamplerConfig,
+        engine: Engine,
+        adapters: Sequence[str] = (),
+        project_root: Path = Path(),
+        in_flight: str = "wait",
     ):
-        self.config, self._project_root = config, project_root
+        self.config, self._project_root, self._in_flight = config, project_root, in_flight
         self.admission = Admission()
         self._run, self._version = secrets.token_hex(4), engine.policy.version
         self._lock = asyncio.Lock()
@@ -88,7 +94,10 @@ class VLLMSampler:
 
     @property
     def label(self) -> str:
-        return f"reinforge-{self._run}-{self._version}"
+        return self.name_version(self._version)
+
+    def name_version(self, version: int) -> str:
+        return f"reinforge-{self._run}-{version}"
 
     async def start(self, seed: int) -> None:
         """Returns once all servers serve the engine's weights."""
@@ -173,7 +182,7 @@ class VLLMSampler:
     async def publish(self, version: int) -> None:
         """Sends the weights of all adapters to all servers, and admits requests once they are served."""
         async with self._lock:
-            await self.admission.close()
+            await self.admission.close(waits=self._in_flight == "wait")
             try:
                 self._version = version
                 await self._take_in()
@@ -219,7 +228,8 @@ class VLLMSampler:
     async def _send_to(self, place: int, folders: Mapping[str, Path]) -> None:
         server, policies = self.servers[place], self._policies
         try:
-            await server.send({policies[name].adapter: folder for name, folder in folders.items()}, self.label)
+            named = {policies[name].adapter: folder for name, folder in folders.items()}
+            await server.send(named, self.label, self._in_flight)
             for policy in policies.values():
                 difference = await check_served_weights(policy, self._version, server)
                 logger.info(
@@ -323,7 +333,7 @@ async def _measure(
     bodies = [policy.build_body(each, reads_prefix_cache=reads_prefix_cache) for each in requests]
     answers = await asyncio.gather(*(server.generate(body, policy.adapter) for body in bodies))
     for request, answer in zip(requests, answers, strict=True):
-        policy.fill_in(request, answer)
+        policy.fill_in(request, answer, policy.version)
     scored = await policy.score([[*each.prompt, *each.token_ids] for each in requests])
     differences = [
         np.abs(row[-len(each.token_ids) :] - np.asarray(each.logprobs))

@@ -103,10 +103,14 @@ class VLLMServer:
             return True
         return False
 
-    async def send(self, folders: Mapping[str | None, Path], label: str) -> None:
-        """Loads the weights of folders, by the adapter's name, and lets no key of older ones be used."""
+    async def send(self, folders: Mapping[str | None, Path], label: str, in_flight: str) -> None:
+        """Loads the weights of folders, by the adapter's name, and lets no key of older ones be used.
+
+        Args:
+            in_flight: `wait` for the replies in flight, or `keep` and continue them with the new weights.
+        """
         try:
-            await self.client.pause()
+            await self.client.pause(in_flight)
             for adapter, folder in folders.items():
                 await self._load(adapter, folder)
             await self.client.reset_prefix_cache()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.config.pipeline import PipelineStage, list_stages
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
@@ -46,7 +47,7 @@ def effective_settings(parts: Parts) -> list[tuple[str, str]]:
         ("trackers", _describe_trackers(config) if config.trackers else None),
         *_describe_training(parts),
         ("sampling", _describe_sampling(parts)),
-        ("overlap", _describe_overlap(config.limits.max_staleness) if config.limits.max_staleness else None),
+        ("overlap", _describe_overlap(config.limits) if config.limits.max_staleness else None),
         *(_training_settings(parts) if of_backend is None else of_backend),
     ]
     return [(name, text) for name, text in shown if text is not None]
@@ -79,9 +80,10 @@ def _describe_trackers(config: FinetuneConfig) -> str:
     return "; ".join(f"{text} ({urls[name]})" if urls[name] else text for name, text in types.items())
 
 
-def _describe_overlap(max_staleness: int) -> str:
-    versions = f"{max_staleness} version{'s' * (max_staleness > 1)}"
-    return f"later epochs are sampled while a job trains; no trained token is more than {versions} old"
+def _describe_overlap(limits: LimitsConfig) -> str:
+    versions = f"{limits.max_staleness} version{'s' * (limits.max_staleness > 1)}"
+    kept = "; replies in flight continue with new weights" if limits.in_flight == "keep" else ""
+    return f"later epochs are sampled while a job trains; no trained token is more than {versions} old{kept}"
 
 
 def _describe_sampling(parts: Parts) -> str:

@@ -126,6 +126,8 @@ class TrainingSession:
         if len(tokens.logprobs) != count or len(tokens.processed_logprobs) not in (0, count):
             message = f"{name}: {count} tokens with {len(tokens.logprobs)} log-probs"
             raise ApiError(422, f"{message} and {len(tokens.processed_logprobs)} processed ones", param=name)
+        if tokens.later_versions:
+            raise ApiError(422, f"{name}: a reply of a session has one policy_version", param=name)
         if abs(tokens.policy_version) >= 1 << 62:
             raise ApiError(422, f"{name}: there is no policy_version {tokens.policy_version}", param=name)
         if tokens.supports is None:
