@@ -136,10 +136,10 @@ def compute_paired_difference(
 
     Only examples with a score from both models count.
 
-    The interval is Student's t over the per-example differences. If all differences are equal (with clusters: if those
-    of every cluster have the same mean), it would have width 0;
-    then at most `q = 1 - ((1 - level) / 2)^(1/n)` of all examples behave differently (Clopper-Pearson at n of n), and
-    each of those can move the difference to plus or minus the range of the scores (1 for scores of 0 and 1):
+    The interval is Student's t over the per-example differences, cut at -1 and 1 for scores of 0 and 1. If all
+    differences are equal (with clusters: if those of every cluster have the same mean), it would have width 0; then
+    at most `q = 1 - ((1 - level) / 2)^(1/n)` of all examples behave differently (Clopper-Pearson at n of n), and each
+    of those can move the difference to plus or minus the range of the scores (1 for scores of 0 and 1):
     12 examples that all went from 0 to 1 -> difference 1, interval [0.47, 1].
 
     The p-value is that of the sign-flip permutation test (Fisher 1935): if both models were equally good, each
@@ -161,18 +161,19 @@ def compute_paired_difference(
     differences = tuned_scores - base_scores
     mean = float(differences.mean())
     p_value, p_method = _sign_flip_test(sum_clusters(differences - margin, names))
-    num_clusters = len(set(names))
+    num_clusters, scores = len(set(names)), np.concatenate([base_scores, tuned_scores])
     low: float | None
     high: float | None
     if num_clusters == 1 < len(ids):
         low, high, method = None, None, "one cluster has no interval"
     elif _are_equal(sum_clusters(differences - mean, names), differences):
-        low, high = _equal_differences_interval(mean, np.concatenate([base_scores, tuned_scores]), num_clusters, level)
+        low, high = _equal_differences_interval(mean, scores, num_clusters, level)
         method = "exact bound for equal differences"
     else:
         error, df = compute_clustered_error(differences - mean, names)
         half = t_quantile(df, level) * error
-        low, high, method = mean - half, mean + half, "paired t interval"
+        most = 1.0 if _is_binary(scores) else math.inf
+        low, high, method = max(mean - half, -most), min(mean + half, most), "paired t interval"
     over = f" over {num_clusters} clusters" if num_clusters < len(ids) else ""
     return Improvement(mean, low, high, p_value, len(ids), f"{method}{over}; {p_method}", num_clusters)
 

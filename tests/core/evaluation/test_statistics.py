@@ -109,6 +109,16 @@ def test_the_difference_is_over_examples_scored_by_both():
     assert found.as_dict()["p_value"] == 0.25
 
 
+def test_the_interval_of_shares_ends_at_1():
+    """15 of 16 went from 0 to 1: 0.9375 with a standard error of 0.25 / 4, times 2.131."""
+    base, tuned = dict.fromkeys(map(str, range(16)), 0.0), dict.fromkeys(map(str, range(16)), 1.0) | {"3": 0.0}
+    found = compute_paired_difference(base, tuned)
+    assert (found.ci_low, found.ci_high) == (pytest.approx(0.9375 - 2.131 * 0.0625, abs=1e-3), 1.0)
+    assert compute_paired_difference(tuned, base).ci_low == -1.0
+    halves = compute_paired_difference(base, {id_: 0.9 * score for id_, score in tuned.items()} | {"5": 0.4})
+    assert halves.ci_high == pytest.approx(halves.mean_difference + (halves.mean_difference - halves.ci_low))
+
+
 def test_no_pair_is_an_error():
     with pytest.raises(ValueError, match="no example has a score from both models"):
         compute_paired_difference({"a": 1.0}, {"b": 1.0})
@@ -254,7 +264,7 @@ def test_the_largest_scores_overflow_nowhere():
 
 
 def test_the_interval_over_clusters_is_that_of_their_sums():
-    found = compute_paired_difference(arm(0, 0, 0, 0), arm(1, 1, 0, 0), clusters={"e0": "a", "e1": "a"})
+    found = compute_paired_difference(arm(2, 0, 0, 0), arm(3, 1, 0, 0), clusters={"e0": "a", "e1": "a"})
     # mean 0.5; sums of d - 0.5: a 1, e2 -0.5, e3 -0.5; sizes 2, 1, 1
     # se^2 = (1 / (1 - 2/4) + 0.25 / (1 - 1/4) + 0.25 / (1 - 1/4)) / 4^2 = 1/6; df = 16 / (160/9 - 16 + 64/9) = 1.8
     half = t_quantile(1.8, 0.95) / math.sqrt(6)
