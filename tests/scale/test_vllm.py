@@ -66,7 +66,6 @@ def test_a_key_with_a_line_break_is_in_no_message():
         ({"sampling": {"min_p": 0.1}}, "finetuning.sampling.min_p"),
         ({"policy": {"quantization": "nf4", "lora": {}}}, "finetuning.policy.quantization"),
         ({"policy": {"lora": {"modules_to_save": ["lm_head"]}}}, "finetuning.policy.lora.modules_to_save"),
-        ({"policy": {"lora": {}}, "limits": {"max_staleness": 1, "in_flight": "keep"}}, "finetuning.limits.in_flight"),
         ({"policy": {"lora": {"target_parameters": "all-experts"}}}, "finetuning.policy.lora.target_parameters"),
         ({}, None),
     ],

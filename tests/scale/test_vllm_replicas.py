@@ -44,31 +44,66 @@ def list_prompts(server):
     return {tuple(body["token_ids"]) for body in bodies if body["sampling_params"]["max_tokens"] == 12}
 
 
-async def sample_across_publication(adapter, servers):
-    """Returns replies of which the last 24 tokens are sampled after weights were published, with the older scores."""
-    policy = adapter.policy()
-    groups = await sample_groups(policy)
-    for server in servers:
-        server.waits_at = 16
-    messages = [[{"role": "user", "content": f"count from {number}"}] for number in range(4)]
-    requests = [ModelRequest(each, SamplingParams(max_tokens=40, seed=1, ignore_eos=True)) for each in messages]
-    asked = [asyncio.create_task(policy.sample(each)) for each in requests]
-    before = await policy.score([[1, 2, 3, 4, 5]])
-    await train(adapter, groups, 0)
-    replies = await asyncio.gather(*asked)
-    assert np.abs(before[0] - (await policy.score([[1, 2, 3, 4, 5]]))[0]).max() > 1e-3, "the job changed the weights"
-    return [reply.tokens for reply in replies]
+LONG = [
+    ModelRequest(
+        [{"role": "user", "content": f"count from {number}"}], SamplingParams(max_tokens=40, seed=3, ignore_eos=True)
+    )
+    for number in range(4)
+]
 
 
 @pytest.mark.slow
 async def test_replies_in_flight_continue_with_the_new_weights(servers, tiny_model_dir):
     async with start(servers, tiny_model_dir, in_flight="keep") as adapter:
         policy = adapter.policy()
-        for tokens in await sample_across_publication(adapter, servers):
+        groups = await sample_groups(policy)
+        for server in servers:
+            server.waits_at = 16
+        asked = [asyncio.create_task(policy.sample(each)) for each in LONG]
+        await asyncio.sleep(0.05)
+        await train(adapter, groups, 0)
+        for tokens in [reply.tokens for reply in await asyncio.gather(*asked)]:
             assert tokens.list_versions() == [0] * 16 + [1] * 24
             [scores] = await policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]])
             differences = np.abs(scores[-40:] - tokens.logprobs)
             assert differences[16:].max() < 1e-4 < 1e-3 < differences[:16].max()
+
+
+@pytest.mark.slow
+async def test_replies_in_flight_keep_the_adapter_of_their_version(servers, tiny_model_dir, monkeypatch):
+    """A lost server's are sampled again, by what is served then; an adapter goes when no reply can have it."""
+    async with start(servers, tiny_model_dir, in_flight="keep", lora={"rank": 4}) as adapter:
+        policy, sampled = adapter.policy(), asyncio.Event()
+        client = adapter._sampler.servers[0].client
+        generate = type(client).generate
+
+        async def wait_for_the_next_version(self, body):
+            answer = await generate(self, body)
+            if body["sampling_params"]["max_tokens"] == 40:
+                await sampled.wait()
+            return answer
+
+        monkeypatch.setattr(type(client), "generate", wait_for_the_next_version)
+        for job in range(3):
+            groups = await sample_groups(policy, job)
+            sampled.set()
+            expected = await asyncio.gather(*map(policy.sample, LONG))
+            sampled.clear()
+            asked = [asyncio.create_task(policy.sample(each)) for each in LONG]
+            await train(adapter, groups, job)
+            assert not any(task.done() for task in asked)
+            sampled.set()
+            for tokens, known in zip(await asyncio.gather(*asked), expected, strict=True):
+                assert tokens.tokens.list_versions() == [job] * 40
+                assert tokens.tokens.logprobs == pytest.approx(known.tokens.logprobs, abs=1e-5)
+            fresh = await asyncio.gather(*map(policy.sample, LONG))
+            assert [each.version for each in fresh] == [job + 1] * 4
+            assert fresh[0].tokens.logprobs != pytest.approx(expected[0].tokens.logprobs, abs=1e-3)
+            name = next(iter(servers[0].adapters)).rpartition("-")[0]
+            expected = [f"{name}-{version}" for version in range(max(0, job), job + 2)]
+            assert [list(server.adapters) for server in servers] == [expected] * 2
+        paused = [path for server in servers for path, _ in server.calls if path == "/pause"]
+        assert paused == []
 
 
 @pytest.mark.parametrize(
@@ -87,7 +122,7 @@ async def test_replies_in_flight_continue_with_the_new_weights(servers, tiny_mod
 )
 def test_labels_say_which_version_sampled_which_part(spans, versions):
     """The reply was asked for when version 2 was served, and version 3 is served now."""
-    publisher = SimpleNamespace(version=3, name_version="a-{}".format)
+    publisher = SimpleNamespace(version=3, name_version="a-{}".format, keeps_adapters=False)
     policy = SimpleNamespace(version=3, _server=publisher)
     given = [WeightSpan(version=label, start=start, end=9) for label, start in spans]
     choice = GeneratedChoice(token_ids=[1] * 9, logprobs={"content": []}, weight_versions=given)

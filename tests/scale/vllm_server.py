@@ -134,6 +134,7 @@ class VLLMServer:
             ("POST", "/reset_prefix_cache", self._reset),
             ("POST", "/update_weight_version", self._set_label),
             ("POST", "/v1/load_lora_adapter", self._load_adapter),
+            ("POST", "/v1/unload_lora_adapter", self._unload_adapter),
             ("POST", "/collective_rpc", self._call_workers),
             ("POST", "/inference/v1/generate", self._generate),
         ):
@@ -181,7 +182,7 @@ class VLLMServer:
 
     async def _pause(self, request: web.Request) -> web.Response:
         self._paused.set()
-        if request.query["mode"] == "keep":
+        if request.query.get("mode") == "keep":
             self._frozen.set()
         await asyncio.get_running_loop().run_in_executor(None, lambda: self._lock.acquire() and self._lock.release())
         self._drop_cache()
@@ -215,6 +216,12 @@ class VLLMServer:
         if not (self.ignores_weights and name in self.adapters):
             self.adapters[name] = (path, ServedWeights(self._merge(Path(path))))
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def _unload_adapter(self, request: web.Request) -> web.Response:
+        name = (await request.json())["lora_name"]
+        if self.adapters.pop(name, None) is None:
+            return _refuse(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _merge(self, folder: Path) -> Any:
         from peft import PeftModel

@@ -156,8 +156,8 @@ class LocalAdapter(TrainerAdapter):
 
     async def _start_sampler(self, config: VLLMSamplerConfig, run_config: FinetuneConfig) -> None:
         engine = self._require_engine()
-        found = config, engine, self.adapters, self.project_root, run_config.limits.in_flight
-        self._sampler = load_named(SAMPLERS[config.kind])(*found)
+        given = config, engine, self.adapters, self.project_root, run_config.limits
+        self._sampler = load_named(SAMPLERS[config.kind])(*given)
         try:
             await self._sampler.start(run_config.seed)
         except BaseException as error:

@@ -71,6 +71,9 @@ class VLLMClient:
         body = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
         await self.endpoint.call("POST", "/v1/load_lora_adapter", body=body)
 
+    async def unload_adapter(self, name: str) -> None:
+        await self.endpoint.call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})
+
     async def reload_weights(self, folder: Path) -> None:
         body = {"method": RELOAD_METHOD, "args": [str(folder)]}
         await self.endpoint.call("POST", "/collective_rpc", body=body)

@@ -42,9 +42,7 @@ class Admission:
     @asynccontextmanager
     async def enter(self) -> AsyncIterator[None]:
         """Waits until requests are admitted; the block is one of them."""
-        await self._is_open.wait()
-        if self._failure is not None:
-            raise BackendError(f"the vLLM server does not have the newest weights: {self._failure}")
+        await self.wait()
         self._count += 1
         self._is_idle.clear()
         try:
@@ -53,6 +51,11 @@ class Admission:
             self._count -= 1
             if not self._count:
                 self._is_idle.set()
+
+    async def wait(self) -> None:
+        await self._is_open.wait()
+        if self._failure is not None:
+            raise BackendError(f"the vLLM server does not have the newest weights: {self._failure}")
 
     async def close(self, *, waits: bool = True) -> None:
         self._is_open.clear()
@@ -73,6 +76,7 @@ class WeightPublisher(Protocol):
     """What a policy asks of the servers that sample it."""
 
     admission: Admission
+    keeps_adapters: bool  # replies in flight continue with the adapter of their version
 
     @property
     def version(self) -> int:
@@ -81,8 +85,8 @@ class WeightPublisher(Protocol):
     def name_version(self, version: int) -> str:
         """Returns the label that every token of a version carries."""
 
-    async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> GenerateAnswer:
-        """Samples one reply of a conversation."""
+    async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> tuple[GenerateAnswer, int]:
+        """Samples one reply of a conversation; returns the version that was served when it began, too."""
 
     async def publish(self, version: int) -> None:
         """Sends the weights of all adapters, and opens admission when they are served."""
@@ -121,8 +125,7 @@ class VLLMPolicy(PolicyServer):
         sampled = self.codec.build_request(request, None, await self.codec.compile_grammar(request))
         body, key = self.build_body(sampled, request.grammar), find_conversation(request)
         async with self._server.admission.enter():
-            oldest = self.version
-            self.fill_in(sampled, await self._server.generate(key, body, self.adapter), oldest)
+            self.fill_in(sampled, *await self._server.generate(key, body, self.adapter))
             self._remember(sampled.prompt)
         return self.codec.build_reply(request, sampled)
 
@@ -130,7 +133,7 @@ class VLLMPolicy(PolicyServer):
         """Sets the tokens of a reply.
 
         Args:
-            oldest: The version that was served when it was asked for.
+            oldest: The version that was served when it began.
         """
         if tuple(answer.prompt_token_ids) != sampled.prompt:
             raise BackendError(
@@ -185,6 +188,8 @@ class VLLMPolicy(PolicyServer):
 
     def _find_versions(self, choice: GeneratedChoice, oldest: int) -> list[tuple[int, int]]:
         """Returns from which token on which version sampled a reply; the first is 0."""
+        if self._server.keeps_adapters:  # the label is that of the newest adapter
+            return [(0, oldest)]
         known = {self._server.name_version(version): version for version in range(oldest, self.version + 1)}
         spans = choice.weight_versions or []
         starts = [(span.start, known.get(span.version, -1)) for span in spans]

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from reinforge.adapters.local_config import CUDA_DEVICES, Scalar, VLLMLaunchConfig, VLLMSamplerConfig
 from reinforge.config.schema import FinetuneConfig
-from reinforge.engine.model.preflight import has_adapters
 from reinforge.errors import BackendUnavailable, ConfigError, Problem
 from reinforge.limits import get_limits
 from reinforge.rollout.isolation.processes import describe_exit
@@ -291,9 +290,6 @@ def _check_settings(run_config: FinetuneConfig) -> Iterator[Problem]:
     if policy.quantization is not None:
         message = f"{elsewhere} is sent plain weights, but the base model is in 4 bits here"
         yield Problem("finetuning.policy.quantization", message, "remove it, or remove the sampler")
-    if run_config.limits.in_flight == "keep" and has_adapters(policy):
-        message = f"with LoRA {elsewhere} continues replies in flight with neither the old weights nor the new ones"
-        yield Problem("finetuning.limits.in_flight", message, "set it to wait")
     for name in ("modules_to_save", "target_parameters") if policy.lora is not None else ():
         if getattr(policy.lora, name):
             message = f"{elsewhere} does not load adapters with {name}"

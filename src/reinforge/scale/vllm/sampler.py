@@ -5,6 +5,9 @@
 No request of an agent reaches a server between the first and the last: a reply is of one version, whose label it
 carries; with `mode=keep` replies in flight continue after `/resume`, and carry the label of each part. A server that is
 lost takes no reply along; the next version is sent to its replacement, too.
+
+Adapters are never exchanged below a reply in flight: vLLM 0.32 gave its further tokens log-probs of neither version.
+With `in_flight: keep` each version of an adapter has a name of its own, and nothing is paused.
 """
 
 from __future__ import annotations
@@ -15,19 +18,21 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from reinforge.adapters.local_config import VLLMSamplerConfig
+from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.engine.policies import NamedPolicies
 from reinforge.errors import BackendError, BackendUnavailable, JobFailed
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
 from reinforge.scale.engine_group import EngineRouter
 from reinforge.scale.vllm.client import GenerateAnswer
-from reinforge.scale.vllm.policy import Admission, VLLMPolicy
+from reinforge.scale.vllm.policy import NUM_LONGEST, Admission, VLLMPolicy
 from reinforge.scale.vllm.process import ServedModelSettings, VLLMProcess, check_sampler
 from reinforge.scale.vllm.server import VLLMServer
 from reinforge.types.request import ModelRequest, SamplingParams
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL = "model"
+WAITING = LimitsConfig()
 MAX_LOST = 3  # servers that may die while they sample one reply: perhaps it is the reply that kills them
 MIN_KV_CACHE = 2**30  # memory for keys and values on a CPU: those of the replies in flight too, beside the prefix cache
 
@@ -56,9 +62,10 @@ class VLLMSampler:
         engine: Engine,
         adapters: Sequence[str] = (),
         project_root: Path = Path(),
-        in_flight: str = "wait",
+        limits: LimitsConfig = WAITING,
     ):
-        self.config, self._project_root, self._in_flight = config, project_root, in_flight
+        self.config, self._project_root, self._in_flight = config, project_root, limits.in_flight
+        self._keeps = limits.in_flight == "keep"
         self.admission = Admission()
         self._run, self._version = secrets.token_hex(4), engine.policy.version
         self._lock = asyncio.Lock()
@@ -67,10 +74,12 @@ class VLLMSampler:
         self._router = EngineRouter(())
         self._replacing: dict[int, asyncio.Task[VLLMServer]] = {}
         self._num_started = 0
-        self._sent: list[Path] = []
+        self._sent: dict[int, dict[str, Path]] = {}  # by version, the oldest first: what the servers still have
         self._source = engine.weight_source
         self._described = self._source.describe_model()
         has_adapters = self._described.lora_rank is not None
+        self.keeps_adapters = has_adapters and self._keeps
+        self._num_kept = limits.max_staleness + 1 if self.keeps_adapters else 1
         policies = {
             name: VLLMPolicy(
                 own, self._source.get_codec(name), f"reinforge-{self._run}-{name}" if has_adapters else None, self
@@ -108,6 +117,7 @@ class VLLMSampler:
             logger.info("starting vLLM" if launch.replicas == 1 else "starting %d vLLM servers", launch.replicas)
         count = len(self.config.urls) if launch is None else launch.replicas
         self.servers = {place: self._make_server(place) for place in range(count)}
+        self._slots = {place: asyncio.Semaphore(self._described.max_num_seqs) for place in self.servers}
         await asyncio.gather(*(server.start() for server in self.servers.values()))
         for place in self.servers:
             self._router.add(place)
@@ -131,27 +141,41 @@ class VLLMSampler:
             folder,
             found.dtype,
             found.max_model_len,
-            found.max_num_seqs,
+            found.max_num_seqs + (NUM_PROBES if self._keeps else 0),  # which begin at once
             seed,
             found.lora_rank,
-            len(self._policies),
+            len(self._policies) * (self._num_kept + self.keeps_adapters),  # the newest is loaded before the oldest goes
             None if found.kv_cache_bytes is None else max(MIN_KV_CACHE, found.kv_cache_bytes),
         )
 
-    async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> GenerateAnswer:
-        """Samples one reply of a conversation, all of whose turns one server samples; if it dies, another one."""
+    async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> tuple[GenerateAnswer, int]:
+        """Samples one reply of a conversation, all of whose turns one server samples; if it dies, another one.
+
+        Returns:
+            The answer, and the version that was served when it began.
+        """
         num_lost = 0
         while True:
             place = self._router.acquire(key)
             assert place is not None  # the last one is never taken out
             try:
-                return await self.servers[place].generate(body, adapter)
+                async with self._slots[place] if self._keeps else nullcontext():
+                    if self._keeps:  # a version may be on its way
+                        await self.admission.wait()
+                    name, version = self._name_adapter(adapter), self._version
+                    return await self.servers[place].generate(body, name), version
             except BackendUnavailable as error:
                 num_lost += 1
                 if num_lost == MAX_LOST or not await self._take_out(place, error):
                     raise
             finally:
                 self._router.release(place)
+
+    def _name_adapter(self, adapter: str | None, version: int | None = None) -> str | None:
+        """Returns what the servers call an adapter of a version; None: of the newest."""
+        if adapter is None or not self.keeps_adapters:
+            return adapter
+        return f"{adapter}-{self._version if version is None else version}"
 
     async def _take_out(self, place: int, error: BackendError) -> bool:
         """Lets a server that is gone sample no more, and replaces it if the run has started it.
@@ -182,7 +206,7 @@ class VLLMSampler:
     async def publish(self, version: int) -> None:
         """Sends the weights of all adapters to all servers, and admits requests once they are served."""
         async with self._lock:
-            await self.admission.close(waits=self._in_flight == "wait")
+            await self.admission.close(waits=not self._keeps)
             try:
                 self._version = version
                 await self._take_in()
@@ -221,17 +245,33 @@ class VLLMSampler:
         for place, error in zip(places, results, strict=True):
             if error is not None and not (isinstance(error, BackendError) and await self._take_out(place, error)):
                 raise error
-        sent, self._sent = self._sent, list(folders.values())
-        for folder in sent:
-            shutil.rmtree(folder.parent, ignore_errors=True)
+        remove_files(self._sent.pop(self._version, {}))  # if it is sent again
+        self._sent[self._version] = folders
+        while len(self._sent) > self._num_kept:
+            oldest = next(iter(self._sent))
+            await self._forget(oldest, self._sent.pop(oldest))
+
+    async def _forget(self, version: int, folders: Mapping[str, Path]) -> None:
+        """Unloads the adapters of a version that no reply in flight has, and removes its files."""
+        servers = [server for place, server in self.servers.items() if self.keeps_adapters and self._router.has(place)]
+        for server in servers:
+            for name in folders:
+                with suppress(BackendError):  # one that joined later, or was lost, does not have it
+                    await server.client.unload_adapter(f"{self._policies[name].adapter}-{version}")
+        remove_files(folders)
 
     async def _send_to(self, place: int, folders: Mapping[str, Path]) -> None:
         server, policies = self.servers[place], self._policies
         try:
-            named = {policies[name].adapter: folder for name, folder in folders.items()}
-            await server.send(named, self.label, self._in_flight)
+            if self.keeps_adapters:
+                named = {self._name_adapter(policies[name].adapter): folder for name, folder in folders.items()}
+                await server.add_adapters(named, self.label)
+            else:
+                sent = {policies[name].adapter: folder for name, folder in folders.items()}
+                await server.send(sent, self.label, self._in_flight)
             for policy in policies.values():
-                difference = await check_served_weights(policy, self._version, server)
+                adapter = self._name_adapter(policy.adapter)
+                difference = await check_served_weights(policy, adapter, self._version, server)
                 logger.info(
                     "vLLM%s serves version %d: log-probs agree to %.1e nats",
                     f" ({place + 1} of {len(self.servers)})" if len(self.servers) > 1 else "",
@@ -261,6 +301,11 @@ class VLLMSampler:
         await run_in_daemon_thread(lambda: remove_folder(self._folder, kept), "vllm-close")
 
 
+def remove_files(folders: Mapping[str, Path]) -> None:
+    for folder in folders.values():
+        shutil.rmtree(folder.parent, ignore_errors=True)
+
+
 def remove_folder(folder: Path, kept: set[Path]) -> None:
     for path in folder.iterdir() if kept and folder.is_dir() else ():
         if path.is_dir():
@@ -284,11 +329,12 @@ class JointPolicies(NamedPolicies):
 
 PROBE_TOKENS = 300
 """Tokens of the prompt that is sampled each time: a block of vLLM's prefix cache has 16 on a GPU and 128 on a CPU."""
+NUM_PROBES = 1 + NUM_LONGEST  # prompts that are sampled to check new weights
 REPLY_TOKENS = 8
 PROBE_TEXT = " ".join(map(str, range(1, PROBE_TOKENS)))
 
 
-async def check_served_weights(policy: VLLMPolicy, version: int, server: VLLMServer) -> float:
+async def check_served_weights(policy: VLLMPolicy, adapter: str | None, version: int, server: VLLMServer) -> float:
     """Returns the largest difference between a server's and the learner's log-probs, in nats.
 
     Weights can be old in two ways without an error: a layer keeps them (a packed output layer that is tied to the
@@ -299,10 +345,10 @@ async def check_served_weights(policy: VLLMPolicy, version: int, server: VLLMSer
         JobFailed: It is larger than the policy's tolerance; the message says whether the prefix cache is the cause.
     """
     prompts = [build_probe(policy), *(prompt for _, prompt in policy.longest_prompts)]
-    largest = await _measure(policy, prompts, server)
+    largest = await _measure(policy, adapter, prompts, server)
     if largest <= policy.tolerance:
         return largest
-    uncached = await _measure(policy, prompts, server, reads_prefix_cache=False)
+    uncached = await _measure(policy, adapter, prompts, server, reads_prefix_cache=False)
     cause = (
         "its prefix cache still holds keys of older weights: /reset_prefix_cache had no effect"
         if uncached <= policy.tolerance
@@ -322,7 +368,12 @@ def build_probe(policy: VLLMPolicy) -> tuple[int, ...]:
 
 
 async def _measure(
-    policy: VLLMPolicy, prompts: Iterable[tuple[int, ...]], server: VLLMServer, *, reads_prefix_cache: bool = True
+    policy: VLLMPolicy,
+    adapter: str | None,
+    prompts: Iterable[tuple[int, ...]],
+    server: VLLMServer,
+    *,
+    reads_prefix_cache: bool = True,
 ) -> float:
     requests = [
         policy.codec.build_request(
@@ -331,7 +382,7 @@ async def _measure(
         for number, prompt in enumerate(prompts)
     ]
     bodies = [policy.build_body(each, reads_prefix_cache=reads_prefix_cache) for each in requests]
-    answers = await asyncio.gather(*(server.generate(body, policy.adapter) for body in bodies))
+    answers = await asyncio.gather(*(server.generate(body, adapter) for body in bodies))
     for request, answer in zip(requests, answers, strict=True):
         policy.fill_in(request, answer, policy.version)
     scored = await policy.score([[*each.prompt, *each.token_ids] for each in requests])

@@ -103,6 +103,12 @@ class VLLMServer:
             return True
         return False
 
+    async def add_adapters(self, folders: Mapping[str | None, Path], label: str) -> None:
+        """Loads adapters under new names, beside the older ones, with which the replies in flight continue."""
+        for adapter, folder in folders.items():
+            await self._load(adapter, folder)
+        await self.client.set_weight_label(label)
+
     async def send(self, folders: Mapping[str | None, Path], label: str, in_flight: str) -> None:
         """Loads the weights of folders, by the adapter's name, and lets no key of older ones be used.
 
