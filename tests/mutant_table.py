@@ -566,6 +566,13 @@ MUTANTS = [
         "tests/fault/test_swaps.py::test_each_reply_is_from_the_one_version_that_it_names",
     ),
     Mutant(
+        "Consistent weights: kept replies",
+        "engine/sampling/sampler.py",
+        "if request.cancelled or request.later_versions:",
+        "if request.cancelled:",
+        "tests/core/engine/test_serving_during_jobs.py::test_keys_of_mixed_weights_are_used_by_no_later_prompt",
+    ),
+    Mutant(
         "Resuming loses nothing: overlap",
         "trainer/context.py",
         "        self._early.setdefault(epoch, [])\n",

@@ -95,7 +95,8 @@ def test_adapters_are_trained_while_a_copy_of_them_samples(project):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`")
-def test_workers_sample_while_they_train(project):
+@pytest.mark.parametrize("in_flight", ["wait", "keep"])
+def test_workers_sample_while_they_train(project, in_flight):
     project.set("trainer_adapters.adapter", {"_type": "ray", "num_workers": 2}).set("finetuning.num_epochs", 3)
-    finish(project, 1)
+    finish(project, 1, in_flight=in_flight)
     assert_bounded(project)
