@@ -460,7 +460,7 @@ MUTANTS = [
     Mutant(
         "vLLM samples from the new weights",
         "scale/vllm/sampler.py",
-        "    largest = await _measure(policy, prompts, server)\n",
+        "    largest = await _measure(policy, adapter, prompts, server)\n",
         "    largest = await _measure(policy, prompts, server, reads_prefix_cache=False)\n",
         "tests/scale/test_vllm_runs.py::test_a_prefix_cache_that_keeps_older_keys_is_found",
         is_slow=True,
@@ -566,7 +566,7 @@ MUTANTS = [
         "tests/fault/test_swaps.py::test_each_reply_is_from_the_one_version_that_it_names",
     ),
     Mutant(
-        "Consistent weights: kept replies",
+        "Consistent weights",
         "engine/sampling/sampler.py",
         "if request.cancelled or request.later_versions:",
         "if request.cancelled:",
