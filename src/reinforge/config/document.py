@@ -146,9 +146,7 @@ def parse_yaml(content: str | bytes, name: str = "") -> Document:
         if CParser is not None and not READ_OTHERWISE.search(text):
             with suppress(yaml.YAMLError, ValueError, OverflowError):  # PyYAML's own parser says what is wrong
                 node = _FastComposer(CParser(text)).get_single_node()
-        if node is None or isinstance(
-            node, yaml.ScalarNode
-        ):  # at the end of a file they place an empty one differently
+        if node is None or isinstance(node, yaml.ScalarNode):  # they place that of `---` without a line break otherwise
             loader = _Loader(text)
             node = loader.get_single_node()
         if node is not None:

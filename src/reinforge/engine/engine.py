@@ -214,7 +214,7 @@ class Engine:
                 requests without a seed.
             serves_during_jobs: Sample from a copy of the trained weights, which serves the published version while a
                 job trains: with adapters a copy of these alone.
-            keeps_replies: Replies in flight continue with the weights that are published, instead of these waiting.
+            keeps_replies: Replies in flight continue with the weights that are published; False: these wait for them.
             samples_elsewhere: Another program samples, whose log-probs are never exactly the learner's.
             half_weights: Decode with float16 copies of float32 weights where the CPU is faster so; never if the
                 engine trains or is deterministic.

@@ -23,7 +23,7 @@ class ServedCopy:
 
     @torch.no_grad()
     def update(self, adapter: str) -> None:
-        """Copies an adapter's trained weights; runs in the sampler's thread, when no reply of it is in flight."""
+        """Copies an adapter's trained weights; runs in the sampler's thread, between two steps."""
         self._trained.use_adapter(adapter)
         served = dict(self.model.module.named_parameters())
         for name, parameter in self._trained.trained_parameters.items():

@@ -57,7 +57,7 @@ class EmbeddedPolicy(PolicyServer):
         sampler: Samples the replies, also those of other adapters.
         published: Called when admission opens.
         copy_weights: Copies the learner's weights to the sampler's; None: they are the same.
-        keeps_replies: Replies in flight continue with the copied weights; False: these wait for their end.
+        keeps_replies: Replies in flight continue with the copied weights; False: these wait for them.
     """
 
     def __init__(
