@@ -359,6 +359,7 @@ def test_recipes_change_what_the_configuration_does_not_have(project):
         "demonstrations",
         "prompt-into-weights",
         "smaller-steps",
+        "more-answers",
     ]
 
 

@@ -11,6 +11,7 @@ from reinforge.config.schema import GateConfig
 from reinforge.errors import ConfigError
 from reinforge.evaluation.non_inferiority import judge_non_inferiority
 from reinforge.evaluation.statistics import compute_paired_difference
+from reinforge.improvement import search as search_module
 from reinforge.improvement.recipes import ANSWERS, PAIRS, REWARDS, SIGNAL, SearchRecipe
 from reinforge.improvement.record import FirstEpoch, SearchBudget, SearchRecord
 from reinforge.improvement.search import Search, compare_passes, compute_share, plan_sizes
@@ -341,12 +342,30 @@ async def test_if_the_last_trial_fails_the_best_of_the_others_has_what_is_left(t
 
 
 async def test_what_is_left_is_not_spent_on_trials_that_are_known_to_be_worse(tmp_path):
-    search = make(tmp_path / "s", {"r1": 0.1}, total=2000.0, unit="s", arm_cost=50.0, num_select=2000)
+    costs = {"total": 2000.0, "unit": "s", "arm_cost": 50.0}
+    search = make(tmp_path / "s", {"r1": 0.1}, recipes=RECIPES[:6], num_select=2000, **costs)
     record, failed = search.record, fail_in_the_last_rung(search)
     result = await search.run()
     assert (result["winner"], failed) == ("02-r1", ["02-r1"])
     assert record.open_trials == []
-    assert (record.sizes.count(1), record.used) == (1, 1600)
+    assert (record.sizes.count(1), record.used) == (1, 1520)
+
+
+@pytest.mark.parametrize(("margin", "tried"), [(1.1, ["r0", "r1", "r5"]), (10.0, ["r0", "r1"])])
+async def test_what_is_left_is_for_recipes_that_did_not_fit(tmp_path, monkeypatch, margin, tried):
+    """First for those that learn from what the best one does; if two epochs and the verdict fit."""
+    monkeypatch.setattr(search_module, "MARGIN", margin)
+    recipes = [replace(each, needs=ANSWERS) if each.name in ("r1", "r5") else each for each in RECIPES[:6]]
+    gains = {"r1": 0.1, "r5": 0.2}
+    costs = {"total": 200.0, "unit": "s", "arm_cost": 20.0}
+    search = make(tmp_path / "s", gains, recipes=recipes, num_select=2000, **costs)
+    record, failed = search.record, fail_in_the_last_rung(search)
+    result = await search.run()
+    assert failed == ["02-r1"]
+    assert [trial.recipe.name for trial in record.trials if trial.epochs] == tried
+    assert result["winner"].endswith(tried[-1])
+    assert any(line.startswith("06-r5 is tried after all: ") for line in record.decisions) == ("r5" in tried)
+    assert record.used <= 200
 
 
 async def test_a_gain_that_comes_last_still_has_its_verdict_and_the_rest(tmp_path):

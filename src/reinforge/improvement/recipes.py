@@ -38,7 +38,7 @@ DEMONSTRATIONS, GEPA = "demonstrations", "gepa"
 RATE_FACTOR = 3.0
 LARGER_GROUPS = 2
 IMITATION_EPOCHS = 2  # before reinforcement learning, in `imitate-then-reinforce`
-ANSWER_EPOCHS = 6  # of `learn-the-answers`
+ANSWER_EPOCHS, MOST_ANSWER_EPOCHS = 6, 24  # of `learn-the-answers` and of `more-answers`
 EXAMPLES_PER_EPOCH = 16  # where the configuration has all in each epoch: a search can only stop between epochs
 REWARDS, SIGNAL, ANSWERS = "rewards that differ", "groups whose rewards differ", "expected answers"
 PAIRS = "groups with a better and a worse reply to one prompt"
@@ -90,6 +90,7 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
         found += _propose_answers(config)
         larger = _change_rate("larger-steps", config, RATE_FACTOR)
         found += [*_propose_updates(config), *_propose_groups(config), larger, *_propose_algorithms(config, reflect)]
+        found += _propose_answers(config, "more-answers", MOST_ANSWER_EPOCHS)
     if stages:
         last = stages[-1]
         found = [replace(each, epochs_path=f"{last.path}.num_epochs", epochs_before=last.first) for each in found]
@@ -99,7 +100,9 @@ def propose(config: Config, reflect: str | None = None) -> list[SearchRecipe]:
     return [replace(recipe, overrides=(short, *recipe.overrides)) for recipe in found]
 
 
-def _propose_answers(config: Config) -> list[SearchRecipe]:
+def _propose_answers(
+    config: Config, name: str = "learn-the-answers", num_epochs: int = ANSWER_EPOCHS
+) -> list[SearchRecipe]:
     """Returns the imitation of what the examples expect, on as many rows an epoch as the default of small models."""
     builder = _find_groups(config)
     if builder is None or not _trains_stages(config):
@@ -108,8 +111,9 @@ def _propose_answers(config: Config) -> list[SearchRecipe]:
     rows = small_models.ANSWERS_PER_REPLY * replies
     stage = small_models.build_answers_stage(rows)
     settings = tuple((key, json.dumps(value)) for key, value in stage.items())
-    why = "imitates the expected answers, where the evaluators accept them as replies, then trains as configured"
-    recipe = _add_first_stage("learn-the-answers", why, settings, ANSWERS, ANSWER_EPOCHS)
+    then = "then trains as configured" if num_epochs == ANSWER_EPOCHS else f"for up to {num_epochs} epochs"
+    why = f"imitates the expected answers, where the evaluators accept them as replies, {then}"
+    recipe = _add_first_stage(name, why, settings, ANSWERS, num_epochs)
     answers = ("trajectory_builders.answers", f"{{_type: answers, examples_per_epoch: {rows}}}")
     policy = config.finetuning.policy
     is_large = not has_adapters(policy) and (count_parameters(policy.model) or 0) >= small_models.LORA_FROM

@@ -24,12 +24,13 @@ from reinforge.evaluation.changes import MetricChange, compare_reports
 from reinforge.evaluation.reference import decide_promotion
 from reinforge.evaluation.statistics import Improvement, compute_paired_difference
 from reinforge.improvement.outcomes import SearchOutcome, rank_recipes
-from reinforge.improvement.recipes import ANSWERS, REWARDS, Overrides, SearchRecipe
-from reinforge.improvement.record import FirstEpoch, SearchRecord, Trial
+from reinforge.improvement.recipes import ANSWER_EPOCHS, ANSWERS, REWARDS, Overrides, SearchRecipe
+from reinforge.improvement.record import MARGIN, FirstEpoch, SearchRecord, Trial
 from reinforge.runs.rows import BASELINE
 from reinforge.trainer.evaluate import Evaluation
 from reinforge.trainer.gate import decide
 
+LEFT_OUT = "the budget does not allow it"
 MIN_EPOCHS = 2  # a recipe is tried only if its first share of the budget allows so many epochs
 MIN_EPOCHS_OF_TWO = 1  # or so many beside the first one, which has had one
 
@@ -179,12 +180,12 @@ class Search:
                 f"start and {shown(epoch)} an epoch"
             )
         for trial in open_trials[count:]:
-            trial.stopped = "the budget does not allow it"
+            trial.stopped = LEFT_OUT
         record.sizes = plan_sizes(count)
         if first.epochs:
             num_epochs = self._count_epochs(first)
             for trial in open_trials[1:count]:
-                if trial.recipe.needs == ANSWERS:
+                if trial.recipe.needs == ANSWERS and trial.recipe.epochs_before == ANSWER_EPOCHS:
                     trial.recipe = trial.recipe.shorten_first(math.ceil(num_epochs / EPOCHS_PER_ANSWERS))
         record.write()
 
@@ -282,24 +283,41 @@ class Search:
         return change is not None and change.ci_high is not None and change.ci_high < 0
 
     async def _extend(self) -> bool:
-        """Adds a rung if the budget allows one more epoch of the last trial, or of the best that may still win."""
+        """Adds a rung if the budget allows one more epoch of the last trial, or of the best that may still win.
+
+        If none is left, it is for a recipe that did not fit before.
+        """
         record = self.record
         await self._measure_untouched()
         best = self._find_best()
         behind = [each for each in record.trials if each.is_behind and not self._is_worse(each, best)]
         behind.sort(key=_get_rank)
-        trial = next(iter((*record.open_trials, *behind)), None)
-        if trial is None or not trial.epochs:
+        trial = next(iter((*record.open_trials, *behind, *self._list_left_out(best))), None)
+        if trial is None:
             return False
         trial.judge_cost, share = self._find_judge_cost(), self._compute_share([trial])
-        if trial.resume_cost + trial.ahead > share:
+        if (trial.resume_cost + trial.ahead if trial.epochs else self._predict_first(trial)) > share:
             return False
         trial.stopped, trial.is_behind = None, False
         trial.rung_best += [trial.best_epoch] * (record.rung - len(trial.rung_best))
         record.sizes.append(1)
-        self._decide(f"{trial.name} is trained on: {record.budget.format(share)} are left, with its verdict")
+        what = "trained on" if trial.epochs else "tried after all"
+        self._decide(f"{trial.name} is {what}: {record.budget.format(share)} are left, with its verdict")
         record.write()
         return True
+
+    def _list_left_out(self, best: Trial | None) -> list[Trial]:
+        """Returns the trials that did not fit the budget; first those that learn from what the best one does."""
+        needs = best.recipe.needs if best is not None else None
+        left_out = [each for each in self.record.trials if each.stopped == LEFT_OUT]
+        return sorted(left_out, key=lambda each: each.recipe.needs != needs)
+
+    def _predict_first(self, trial: Trial) -> float:
+        """Returns what a trial takes for its first epochs and the end of its rung, at the cost of the first trial's."""
+        first, in_tokens = self.record.trials[0], self.record.budget.unit == "tokens"
+        begin = first.start_cost if in_tokens else first.resume_cost
+        measured = first.select_cost + MARGIN * (trial.judge_cost or 0.0)
+        return begin + MIN_EPOCHS * first.epoch_cost + measured
 
     def _find_judge_cost(self) -> float | None:
         return self.record.arm_cost if self.record.before is not None else None

@@ -27,6 +27,7 @@ from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
 from reinforge.scale.vllm.client import VLLMClient
 from reinforge.scale.vllm.process import MODULE, PLUGIN, SWITCHES, ServedModelSettings, build_arguments
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
+from tests.journal_rows import read_rows
 from tests.models import make_tiny_model
 from tests.scale.jobs import build_run_config, collect, prompt, sample_group, train
 from tests.scale.processes import MARK, finish, torchrun, wait_for_none
@@ -155,6 +156,15 @@ async def test_a_server_at_a_url_that_demands_its_key_everywhere(tmp_path, monke
         server.wait(30)
 
 
+LONG_REPLIES = """
+async def agent(item, llm, context):
+    for turn in range(4):
+        messages = [{"role": "user", "content": item.input_obj}]
+        reply = await llm.chat.completions.create(messages=messages, max_tokens=120)
+    return reply.choices[0].message.content
+"""
+
+
 async def wait_for(url, server):
     endpoint = OpenAIEndpoint(EndpointConfig(), url)
     while True:
@@ -207,10 +217,7 @@ async def test_one_of_two_servers_dies_and_is_replaced(tmp_path):
         assert labels == [sampler.label] * 2
 
 
-@pytest.mark.parametrize(
-    ("sharding", "policy"), [("full", {}), ("replicate", {"lora": {"rank": 4}})], ids=["full_weights", "lora"]
-)
-def test_two_processes_train_while_two_servers_sample(project, tmp_path, sharding, policy):
+def set_up_two_servers(project, tmp_path, sharding, policy):
     project.model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=True, **SIZES)
     launch = {
         "python": PYTHON,
@@ -224,12 +231,43 @@ def test_two_processes_train_while_two_servers_sample(project, tmp_path, shardin
     project.set("finetuning.num_epochs", 4)
     for name, value in policy.items():
         project.set(f"finetuning.policy.{name}", value)
-    project.write_files()
-    output = finish(torchrun(project, "finetune", "run.yml", "--run_name", "r"), codes=(0, 3))
-    assert "Traceback" not in output
+
+
+def check_metrics(project):
     assert [row["epoch"] for row in project.metrics] == [0, 1, 2, 3]
     assert max(row["staleness_max"] for row in project.metrics) == 1
     assert project.metrics[0]["mismatch"] < 1e-4
+
+
+SHARDINGS = pytest.mark.parametrize(
+    ("sharding", "policy"), [("full", {}), ("replicate", {"lora": {"rank": 4}})], ids=["full_weights", "lora"]
+)
+
+
+@SHARDINGS
+def test_two_processes_train_while_two_servers_sample(project, tmp_path, sharding, policy):
+    set_up_two_servers(project, tmp_path, sharding, policy)
+    project.write_files()
+    output = finish(torchrun(project, "finetune", "run.yml", "--run_name", "r"), codes=(0, 3))
+    assert "Traceback" not in output
+    check_metrics(project)
+    report(output[-1500:])
+    wait_for_none(tmp_path)
+
+
+@SHARDINGS
+def test_ray_workers_train_while_two_servers_sample_without_a_wait(project, tmp_path, sharding, policy):
+    set_up_two_servers(project, tmp_path, sharding, policy)
+    project.settings["trainer_adapters"]["adapter"] |= {"_type": "ray", "num_workers": 2}
+    project.set("finetuning.limits.in_flight", "keep")
+    project.write_agent(LONG_REPLIES)
+    output = project.finetune().output
+    assert "Traceback" not in output
+    check_metrics(project)
+    rows = read_rows(project.run, "SELECT data FROM episodes WHERE phase = 'collect'")
+    calls = [call for (data,) in rows for call in json.loads(data)["calls"]]
+    later = sum(bool(call.get("later_versions")) for call in calls)
+    report(f"{later} of {len(calls)} replies were continued by newer weights")
     report(output[-1500:])
     wait_for_none(tmp_path)
 
