@@ -240,8 +240,8 @@ async def test_tasks_for_transfer_are_in_no_split_that_trains_or_selects(tmp_pat
 
 def test_the_change_of_each_task_has_an_interval_for_all_of_them_together():
     tasks = {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "b2": "b"}
-    before = make_report({"a1": 0.0, "a2": 0.0, "a3": 1.0, "b1": 1.0, "b2": 0.5})
-    after = make_report({"a1": 1.0, "a2": 0.0, "a3": 1.0, "b1": 0.5, "b2": 0.0})
+    before = make_report({"a1": 0.0, "a2": 0.0, "a3": 2.0, "b1": 1.0, "b2": 0.5})
+    after = make_report({"a1": 1.0, "a2": 0.0, "a3": 2.0, "b1": 0.5, "b2": 0.0})
     found = compare_tasks("solved", before, after, tasks)
     assert list(found) == ["a", "b"]
     assert found["a"].mean_difference == pytest.approx(1 / 3)

@@ -307,9 +307,12 @@ class Search:
         return True
 
     def _list_left_out(self, best: Trial | None) -> list[Trial]:
-        """Returns the trials that did not fit the budget; first those that learn from what the best one does."""
+        """Returns the trials that did not fit the budget; first those that learn from what the best one does.
+
+        A search for prompts is not among them: what it takes is not known.
+        """
         needs = best.recipe.needs if best is not None else None
-        left_out = [each for each in self.record.trials if each.stopped == LEFT_OUT]
+        left_out = [each for each in self.record.trials if each.stopped == LEFT_OUT and each.recipe.prompts is None]
         return sorted(left_out, key=lambda each: each.recipe.needs != needs)
 
     def _predict_first(self, trial: Trial) -> float:
