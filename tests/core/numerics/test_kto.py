@@ -9,7 +9,7 @@ import torch
 from reinforge.algorithms.kto import KTO, add_mismatched
 from reinforge.engine.losses.base import find_loss
 from reinforge.engine.losses.preference import kto
-from reinforge.engine.training import learner as learner_module
+from reinforge.engine.training import kl_baseline
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.kl_baseline import combine_kl, sum_kl
 from reinforge.engine.training.learner import JobProgress
@@ -167,7 +167,7 @@ def test_every_step_of_a_job_estimates_its_own_baseline(tiny_model_dir, monkeypa
         sizes.append(len(chosen))
         return sum_kl(model, chosen, *arguments)
 
-    monkeypatch.setattr(learner_module, "sum_kl", count)
+    monkeypatch.setattr(kl_baseline, "sum_kl", count)
     learner.update(samples, KTO().loss, JobProgress(0, 1))
     assert len(sizes) == 3
     assert sum(sizes) == len(samples)

@@ -10,13 +10,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reinforge.bounded import find_surrogate, load_json
 from reinforge.engine.model.preflight import CHAT_TEMPLATE
 from reinforge.engine.model.template_budget import TemplateLimitReached
 from reinforge.engine.model.template_sandbox import compile_chat_template
-from reinforge.engine.model.text_stream import TextStream
 from reinforge.errors import (
     ChatTemplateError,
     ConfigError,
@@ -28,6 +27,9 @@ from reinforge.errors import (
 )
 from reinforge.limits import get_limits
 from reinforge.types.request import ContinuedTurn, Grammar, Message, ModelRequest
+
+if TYPE_CHECKING:
+    from reinforge.engine.model.text_stream import TextStream
 
 RenderMessages = Callable[[Sequence[Message], bool], str]
 """Renders messages by the chat template; True: with the generation prompt."""
@@ -333,6 +335,8 @@ class PromptRenderer:
             markers: Texts whose special tokens stay in the reply's text, such as the start of a tool call.
             stop: Texts at which it ends.
         """
+        from reinforge.engine.model.text_stream import TextStream  # for readers of streams alone
+
         texts = zip(self._special_ids, self.decode_each([*self._special_ids]), strict=True)
         special = {token: text if any(text in each for each in markers) else "" for token, text in texts}
         return TextStream(self._decode_plain, special, stop)

@@ -25,7 +25,6 @@ from reinforge.engine.model.causal_model import CausalModel, checkpoint_activati
 from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate
-from reinforge.engine.training.kl_baseline import combine_kl, sum_kl
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batch_loss import MetricSums, compute_mismatch, scale_loss, set_deferred_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches, plan_steps
@@ -222,6 +221,9 @@ class Learner(ShardedOptimizer):
         """
         if all(sample.mismatched is None for sample in samples) or not are_finite(samples):
             return None
+
+        from reinforge.engine.training.kl_baseline import combine_kl, sum_kl  # for KTO alone
+
         with self.use_whole_weights():
             part = self._retry(lambda: sum_kl(self.model, own, self.micro_batch_tokens, self.masks), own)
         if self.peers is None:
