@@ -252,7 +252,7 @@ async def test_a_server_is_resumed_whatever_is_lost_and_the_first_error_is_told(
     server = object.__new__(VLLMServer)
     server.client = LosingClient(lost)
     with pytest.raises(BackendError, match=f"no answer to {lost}"):
-        await server.send({}, "label", "wait")
+        await server.send({}, "label")
     assert server.client.calls[-1] == "resume"
 
 

@@ -10,8 +10,9 @@ import pytest
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig, VLLMLaunchConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
+from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.errors import BackendError, BackendUnavailable
-from reinforge.scale.vllm.client import GeneratedChoice, WeightSpan
+from reinforge.scale.vllm.client import GenerateAnswer
 from reinforge.scale.vllm.policy import VLLMPolicy
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.scale.jobs import build_run_config, sample_group, train
@@ -123,14 +124,21 @@ async def test_replies_in_flight_keep_the_adapter_of_their_version(servers, tiny
 def test_labels_say_which_version_sampled_which_part(spans, versions):
     """The reply was asked for when version 2 was served, and version 3 is served now."""
     publisher = SimpleNamespace(version=3, name_version="a-{}".format, keeps_adapters=False)
-    policy = SimpleNamespace(version=3, _server=publisher)
-    given = [WeightSpan(version=label, start=start, end=9) for label, start in spans]
-    choice = GeneratedChoice(token_ids=[1] * 9, logprobs={"content": []}, weight_versions=given)
+    own, codec = SimpleNamespace(tolerance=0.0), SimpleNamespace(max_model_len=20)
+    policy, sampled = VLLMPolicy(own, codec, None, publisher), SampleRequest((7,), 9)
+    choice = {
+        "finish_reason": "stop",
+        "token_ids": [1] * 9,
+        "logprobs": {"content": [{"token_id": 1, "logprob": -1.0}] * 9},
+        "weight_versions": [{"version": label, "start": start, "end": 9} for label, start in spans],
+    }
+    answer = GenerateAnswer.model_validate({"prompt_token_ids": [7], "choices": [choice]})
     if versions is None:
         with pytest.raises(BackendError, match="from other weights than it was sent"):
-            VLLMPolicy._find_versions(policy, choice, 2)
+            policy.fill_in(sampled, answer, 2)
     else:
-        assert tuple(VLLMPolicy._find_versions(policy, choice, 2)) == versions
+        policy.fill_in(sampled, answer, 2)
+        assert ((0, sampled.version), *sampled.later_versions) == versions
 
 
 async def sample_groups(policy, job=0):

@@ -6,7 +6,7 @@ No request of an agent reaches a server between the first and the last: a reply 
 carries; with `mode=keep` replies in flight continue after `/resume`, and carry the label of each part. A server that is
 lost takes no reply along; the next version is sent to its replacement, too.
 
-Adapters are never exchanged below a reply in flight: vLLM 0.32 gave its further tokens log-probs of neither version.
+An adapter is never replaced while a reply uses it: vLLM 0.32 then gave further tokens log-probs of neither version.
 With `in_flight: keep` each version of an adapter has a name of its own, and nothing is paused.
 """
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL = "model"
-WAITING = LimitsConfig()
 MAX_LOST = 3  # servers that may die while they sample one reply: perhaps it is the reply that kills them
 MIN_KV_CACHE = 2**30  # memory for keys and values on a CPU: those of the replies in flight too, beside the prefix cache
 
@@ -60,11 +59,11 @@ class VLLMSampler:
         self,
         config: VLLMSamplerConfig,
         engine: Engine,
-        adapters: Sequence[str] = (),
-        project_root: Path = Path(),
-        limits: LimitsConfig = WAITING,
+        adapters: Sequence[str],
+        project_root: Path,
+        limits: LimitsConfig,
     ):
-        self.config, self._project_root, self._in_flight = config, project_root, limits.in_flight
+        self.config, self._project_root = config, project_root
         self._keeps = limits.in_flight == "keep"
         self.admission = Admission()
         self._run, self._version = secrets.token_hex(4), engine.policy.version
@@ -257,7 +256,7 @@ class VLLMSampler:
         for server in servers:
             for name in folders:
                 with suppress(BackendError):  # one that joined later, or was lost, does not have it
-                    await server.client.unload_adapter(f"{self._policies[name].adapter}-{version}")
+                    await server.client.unload_adapter(str(self._name_adapter(self._policies[name].adapter, version)))
         remove_files(folders)
 
     async def _send_to(self, place: int, folders: Mapping[str, Path]) -> None:
@@ -268,7 +267,7 @@ class VLLMSampler:
                 await server.add_adapters(named, self.label)
             else:
                 sent = {policies[name].adapter: folder for name, folder in folders.items()}
-                await server.send(sent, self.label, self._in_flight)
+                await server.send(sent, self.label, keeps_replies=self._keeps)
             for policy in policies.values():
                 adapter = self._name_adapter(policy.adapter)
                 difference = await check_served_weights(policy, adapter, self._version, server)

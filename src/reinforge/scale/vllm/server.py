@@ -109,14 +109,14 @@ class VLLMServer:
             await self._load(adapter, folder)
         await self.client.set_weight_label(label)
 
-    async def send(self, folders: Mapping[str | None, Path], label: str, in_flight: str) -> None:
+    async def send(self, folders: Mapping[str | None, Path], label: str, *, keeps_replies: bool = False) -> None:
         """Loads the weights of folders, by the adapter's name, and lets no key of older ones be used.
 
         Args:
-            in_flight: `wait` for the replies in flight, or `keep` and continue them with the new weights.
+            keeps_replies: The replies in flight continue with the new weights; False: these wait for them.
         """
         try:
-            await self.client.pause(in_flight)
+            await self.client.pause("keep" if keeps_replies else "wait")
             for adapter, folder in folders.items():
                 await self._load(adapter, folder)
             await self.client.reset_prefix_cache()
