@@ -25,6 +25,7 @@ from tests.environments import playing
 from tests.environments.games import Dice
 from tests.environments.playing import LocalHost, report, rewards
 from tests.episodes import make_runner, run_items
+from tests.processes import find_children
 
 GAMES = Path(__file__).with_name("games.py")
 
@@ -194,9 +195,8 @@ async def test_what_an_environment_starts_and_prints_stays_its_own(tmp_path, cap
 
 
 def find_sleepers():
-    """Returns the children of environments that still run; one may end between the listing and the reading."""
-    children = psutil.Process().children(recursive=True)
-    return [each for each in children if "sleep(600)" in " ".join(each.as_dict(["cmdline"])["cmdline"] or ())]
+    """Returns the children of environments that still run."""
+    return find_children("sleep(600)")
 
 
 async def wait_for(processes):

@@ -4,11 +4,11 @@ import json
 import signal
 import sys
 
-import psutil
 import pytest
 
 from tests.fault.kit import PATIENCE_S
 from tests.outside_agents import PYTHON_AGENT
+from tests.processes import find_survivors
 
 ATTACK = """
 import subprocess, threading, time
@@ -71,11 +71,8 @@ def attacked(make_toy):
     return make
 
 
-def find_survivors(toy):
-    pids = json.loads((toy.folder / "pids").read_text())
-    running = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(running, timeout=2)
-    return [process.name() for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+def list_survivors(toy):
+    return [each.name() for each in find_survivors(json.loads((toy.folder / "pids").read_text()))]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def find_survivors(toy):
 def test_a_program_that_attacks_costs_its_own_episode(attacked, kind):
     toy = attacked(kind, timeout_s=5 if kind in ("hang", "thread") else 60)
     child = toy.start()
-    assert (child.wait(PATIENCE_S), child.left_behind(), find_survivors(toy)) == (0, [], []), child.said
+    assert (child.wait(PATIENCE_S), child.left_behind(), list_survivors(toy)) == (0, [], []), child.said
     failed = toy.rows_of("SELECT reason FROM episodes WHERE reason <> ''")
     reasons = [reason for (reason,) in failed if REASONS[kind] in reason]
     assert len(reasons) == 1, failed
@@ -95,7 +92,7 @@ def test_a_stopped_run_kills_its_programs_and_resumes(attacked):
     child = toy.start()
     child.wait_for(toy.folder / "pids")
     child.send(signal.SIGTERM)
-    assert (child.wait(seconds=30), child.left_behind(), find_survivors(toy)) == (143, [], []), child.said
+    assert (child.wait(seconds=30), child.left_behind(), list_survivors(toy)) == (143, [], []), child.said
     resumed = toy.resume()
     assert resumed.wait(100) == 0, resumed.said
     assert toy.summary["status"] == "completed"

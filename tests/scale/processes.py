@@ -8,14 +8,9 @@ import time
 
 import psutil
 
+from tests.processes import is_alive
+
 MARK = "MARK_OF_TEST"
-
-
-def runs(process):
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def list_marked(mark):
@@ -23,7 +18,7 @@ def list_marked(mark):
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == str(mark) and runs(process):
+            if process.environ().get(MARK) == str(mark) and is_alive(process):
                 found.append(process)
     return found
 

@@ -19,6 +19,7 @@ from tests.core.rollout.test_isolation import (
     in_process,
 )
 from tests.core.rollout.test_placement import folder  # noqa: F401
+from tests.processes import find_children
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,7 +47,7 @@ async def test_episodes_are_those_of_this_process_and_workers_that_end_cost_none
     async with placed(folder, "die_once") as workflow:
         there = await collect(evaluation_of(workflow, kinds=kinds, concurrency=8))
         assert (folder / "once").exists()
-        actors = [each for each in psutil.Process().children(recursive=True) if "AgentHost" in " ".join(each.cmdline())]
+        actors = find_children("AgentHost")
         assert len(actors) == 2
         actors[0].send_signal(signal.SIGKILL)
         again = await collect(evaluation_of(workflow, kinds=[""] * 8, concurrency=8))

@@ -20,8 +20,9 @@ from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable
 from reinforge.scale.vllm import process as vllm_process
+from tests.processes import is_alive
 from tests.scale.jobs import build_run_config, sample_group, train
-from tests.scale.processes import MARK, finish, list_marked, run_alone, runs, torchrun, wait_for_metrics, wait_for_none
+from tests.scale.processes import MARK, finish, list_marked, run_alone, torchrun, wait_for_metrics, wait_for_none
 
 ROOT = Path(__file__).parents[2]
 GONE_S = 15.0
@@ -59,7 +60,7 @@ def find_processes(adapter, place=0):
 
 def wait_until_gone(processes):
     deadline = time.monotonic() + GONE_S
-    while alive := list(filter(runs, processes)):
+    while alive := list(filter(is_alive, processes)):
         if time.monotonic() > deadline:
             return alive
         time.sleep(0.05)
@@ -207,7 +208,7 @@ def test_a_launched_server_ends_when_the_run_is_killed(python, tiny_model_dir, t
         assert time.monotonic() - started < GONE_S
         assert not Path(folder).exists()
         return
-    assert all(map(runs, processes))
+    assert all(map(is_alive, processes))
     for process in processes:
         process.kill()
     shutil.rmtree(folder)

@@ -23,6 +23,7 @@ from reinforge.protocols.openai.server.store import JobStore
 from reinforge.serving.command import PROTOCOLS
 from reinforge.serving.loading import lock_folder
 from tests.capture_page import SNIPPET
+from tests.processes import is_alive
 from tests.protocols.fine_tuning import supervised_rows, to_jsonl
 from tests.serving.serving import start_command
 
@@ -171,7 +172,7 @@ def test_a_server_stops_soon_with_open_streams_and_running_jobs(tiny_model_dir, 
         assert served.process.wait(60) == code
         said = served.process.stdout.read()
         assert said.endswith("Stopping. Jobs are kept, and resume when the server starts again.\n")
-        assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+        assert [child for child in children if is_alive(child)] == []
         with contextlib.closing(JobStore(tmp_path / "data" / "fine_tuning" / "jobs.sqlite")) as store:
             assert [each.id for each in store.list_unfinished()] == [job]
         for stream in streams:

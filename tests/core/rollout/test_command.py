@@ -6,7 +6,6 @@ import shutil
 import sys
 import textwrap
 
-import psutil
 import pytest
 
 from reinforge.errors import ConfigError
@@ -17,6 +16,7 @@ from reinforge.rollout.workflows.workspace import Place
 from reinforge.types.trajectory import Outcome
 from tests.doubles import examples
 from tests.outside_agents import NODE_AGENT, PYTHON_AGENT, find_processes_in, open_workflow, run_episodes
+from tests.processes import find_survivors
 
 PYTHON = sys.executable
 
@@ -195,13 +195,11 @@ open("pids", "w").write(json.dumps([os.getpid(), same.pid, other.pid, *daemons])
 """
 
 
-async def find_survivors(agent, folder, end, **options):
+async def run_and_find_survivors(agent, folder, end, **options):
     (record,) = await agent(CHILDREN + end, **options)
     pids = json.loads((folder / "pids").read_text())
     names = dict(zip(pids, ("program", "child", "session", "daemon", "clean"), strict=True))
-    running = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(running, timeout=2)  # a busy machine takes its time to take a killed process down
-    alive = [each for each in alive if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    alive = find_survivors(pids)
     survivors = sorted((names[each.pid] for each in alive), key=list(names.values()).index)
     for process in alive:
         process.kill()
@@ -219,7 +217,7 @@ async def find_survivors(agent, folder, end, **options):
     ids=["timeout", "success", "failure", "closed"],
 )
 async def test_nothing_that_a_program_started_outlives_its_episode(agent, tmp_path, end, options, outcome):
-    record, survivors = await find_survivors(agent, tmp_path, end, **options)
+    record, survivors = await run_and_find_survivors(agent, tmp_path, end, **options)
     assert (record.outcome, survivors) == (outcome, [])
     assert record.wall_s < 60
 
@@ -232,7 +230,7 @@ async def do_nothing(*arguments):
 async def test_without_ending_the_supervisor_its_processes_stay(agent, tmp_path, monkeypatch):
     """Mutation check."""
     monkeypatch.setattr(program_runner, "end_program", do_nothing)
-    _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
+    _, survivors = await run_and_find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
     assert survivors == ["program", "child", "session", "daemon", "clean"]
 
 
@@ -242,7 +240,7 @@ async def test_without_adoption_a_process_with_a_clean_environment_stays(agent, 
     code = program_runner.SUPERVISOR.read_text().replace("SET_CHILD_SUBREAPER, 1", "SET_CHILD_SUBREAPER, 0")
     (tmp_path / "supervisor.py").write_text(code)
     monkeypatch.setattr(program_runner, "SUPERVISOR", tmp_path / "supervisor.py")
-    _, survivors = await find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
+    _, survivors = await run_and_find_survivors(agent, tmp_path, "time.sleep(300)", timeout_s=4.0)
     assert survivors == ["clean"]
 
 
@@ -252,7 +250,7 @@ async def test_a_program_that_kills_its_supervisor_leaves_what_has_no_mark(agent
     """The mutation: marked processes are not looked for."""
     if not marked:
         monkeypatch.setattr(program_runner, "kill_marked", lambda mark: None)
-    _, survivors = await find_survivors(agent, tmp_path, "os.kill(os.getppid(), 9); time.sleep(300)")
+    _, survivors = await run_and_find_survivors(agent, tmp_path, "os.kill(os.getppid(), 9); time.sleep(300)")
     assert survivors == (["clean"] if marked else ["program", "child", "session", "daemon", "clean"])
 
 

@@ -18,6 +18,7 @@ from reinforge.types.steps import TTCEventData
 from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
 from tests.episodes import collect, make_evaluation, make_runner
+from tests.processes import is_alive
 
 AGENTS = """
 import asyncio, os, signal, subprocess, sys, threading, time
@@ -274,11 +275,7 @@ async def test_a_process_that_ends_costs_its_episode_and_is_replaced(agents, tmp
     assert [record.outcome for record in others] == [Outcome.OK] * len(ends)
     for record, reason in zip(attacked, ends.values(), strict=True):
         assert (record.outcome, record.reason[: len(reason)]) == (Outcome.TOOL_ERROR, reason)
-    assert not any(map(is_running, alive)), "closing the pool kills its processes"
-
-
-def is_running(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    assert not any(map(is_alive, alive)), "closing the pool kills its processes"
 
 
 def sleepers():

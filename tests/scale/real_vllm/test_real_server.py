@@ -29,6 +29,7 @@ from reinforge.scale.vllm.process import MODULE, PLUGIN, SWITCHES, ServedModelSe
 from reinforge.types.request import Grammar, ModelRequest, SamplingParams
 from tests.journal_rows import read_rows
 from tests.models import make_tiny_model
+from tests.processes import is_alive
 from tests.scale.jobs import build_run_config, collect, prompt, sample_group, train
 from tests.scale.processes import MARK, finish, torchrun, wait_for_none
 from tests.scale.vllm_answers import ANSWERS, record_answers
@@ -390,7 +391,7 @@ def test_nothing_is_left_when_the_run_is_killed(tmp_path):
     run.send_signal(signal.SIGKILL)
     run.wait(10)
     started = time.monotonic()
-    while alive := [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]:
+    while alive := [each for each in processes if is_alive(each)]:
         assert time.monotonic() - started < GONE_S, alive
         time.sleep(0.1)
     report(f"{len(processes)} processes were gone after {time.monotonic() - started:.1f} s")
