@@ -2,6 +2,9 @@
 
 import asyncio
 
+import torch
+from safetensors.torch import load_file
+
 from reinforge.config.schema import FinetuneConfig
 from reinforge.rollout.episode import build_episode_item
 from reinforge.types.request import ModelRequest, SamplingParams
@@ -56,3 +59,12 @@ def measure_distance(a, b):
     """Returns the largest difference between two sets of weights."""
     assert a.keys() == b.keys()
     return max(float((a[name] - b[name]).detach().abs().max()) for name in a)
+
+
+def load_moments(folder):
+    """Returns the state of the optimizer in a checkpoint, whose rows may stand in several files."""
+    parts = [load_file(file) for file in sorted((folder / "training").glob("optimizer*.safetensors"))]
+    return {
+        name: torch.cat([part[name] for part in parts]) if name in parts[-1] and tensor.ndim else tensor
+        for name, tensor in parts[0].items()
+    }

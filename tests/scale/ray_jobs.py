@@ -52,11 +52,6 @@ async def save(adapter, folder, version):
     return load_file(next(folder.glob("*model.safetensors")))
 
 
-def load_moments(folder):
-    """Returns the state of the optimizer in a checkpoint."""
-    return load_file(folder / "training" / "optimizer.safetensors")
-
-
 async def train_here(model, folder, num_jobs, algorithm=None, **policy):
     """Returns the groups of each job, and the weights after them, of a run in this process."""
     local, jobs = LocalAdapter(LocalAdapterConfig(), algorithm or GRPO(GRPOConfig())), []

@@ -3,8 +3,7 @@
 import json
 import os
 
-import torch
-
+from reinforge.algorithms.kto import add_mismatched
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.devices import MemoryUse
@@ -54,6 +53,8 @@ def train(engine, job, number):
         sample.reward = float(row % 2)
         if job.get("pairs"):
             sample.pair_id = f"p{row // 2}"
+    if job["loss"] == "kto":
+        add_mismatched(samples)
     if job.get("reference"):
         engine.score(samples, Needs(ref_logprobs=True))
     if job.get("critic"):
@@ -107,7 +108,8 @@ def work(rank, size, port, say_port, folder, job):
         if job.get("resume"):
             engine.load_weights(job["resume"])
         failure = fail_in_one(engine, rank) if job.get("fails") else None
-        reports = [train(engine, job, number) for number in range(job.get("jobs", 3))]
+        first = job.get("first", 0)
+        reports = [train(engine, job, number) for number in range(first, first + job.get("jobs", 3))]
         if job.get("rollback"):
             before = engine.fingerprint()
             engine.begin_job()
@@ -115,14 +117,13 @@ def work(rank, size, port, say_port, folder, job):
             assert engine.fingerprint() != before
             engine.rollback()
             assert engine.fingerprint() == before
-            assert {str(p.device) for p in engine.model.module.parameters()} == {"cpu"}
-        if rank == 0:
-            engine.save(out, len(reports))
-            torch.save(engine.model.trained_parameters, out / "weights.pt")
-        else:
-            engine.gather_state()
+        engine.write(out, len(reports))
+        if job.get("base"):
+            engine.write_base(out.parent / "base")
         found = {
             "held": held,
+            "whole": sum(parameter.numel() for parameter in engine.model.module.parameters()),
+            "logprobs": [row.tolist() for row in engine.logprobs(random_samples(5, 99))],
             "failure": failure,
             "fingerprint": engine.fingerprint(),
             "metrics": reports[-1].metrics,

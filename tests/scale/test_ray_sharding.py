@@ -13,12 +13,11 @@ from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable
 from reinforge.scale.ray.cluster import RayConnection
 from reinforge.types.sample import LossSpec
-from tests.scale.jobs import collect, measure_distance, train
+from tests.scale.jobs import collect, load_moments, measure_distance, train
 from tests.scale.ray_jobs import (
     ALGORITHMS,
     assert_samples_again,
     kill,
-    load_moments,
     numbers_of,
     ray_adapter,
     sample_job,

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
+from reinforge.errors import EngineError
 from tests.fault.kit import SERVER, start_server
-from tests.scale.jobs import measure_distance
-from tests.scale.sharded_process import work
+from tests.scale.jobs import load_moments, measure_distance
+from tests.scale.sharded_process import load, work
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OPTIMIZER = {"learning_rate": 3e-3, "eps": 1e-4}  # a smaller eps makes whole steps of rounding errors
@@ -35,7 +35,7 @@ def run(folder, size, job, *, may_fail=False):
     outputs = [(folder / f"output-{rank}.txt").read_text()[-3000:] for rank in range(size)]
     assert [process.exitcode for process in processes] == [0] * size, "\n".join(outputs)
     found = [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(size)]
-    return found, torch.load(folder / "checkpoint" / "weights.pt", weights_only=True)
+    return found, load_file(next((folder / "checkpoint").glob("*model.safetensors")))
 
 
 def make_job(model, loss="clipped_pg", policy=None, **job):
@@ -63,6 +63,34 @@ def test_shards_train_as_the_whole_model(tiny_model_dir, tmp_path, size, policy)
     assert len({each["fingerprint"] for each in found}) == 1
     assert found[0]["metrics"] == pytest.approx(alone["metrics"], rel=1e-3, abs=1e-5)
     assert all(each["bytes"] < 1.2 * alone["bytes"] / size for each in found)
+    assert found[0]["logprobs"] == [pytest.approx(row, abs=1e-4) for row in alone["logprobs"]]
+
+
+ELSEWHERE = {"samples_elsewhere": True}
+
+
+@pytest.mark.parametrize(
+    ("size", "policy", "job"),
+    [
+        (2, {}, {}),
+        (4, {}, {"reference": True, "loss": "clipped_pg", "params": {"kl_coef": 0.1}}),
+        (2, {"lora": {"rank": 4}}, {"reference": True, "params": {"kl_coef": 0.1}}),
+        (2, {}, {"critic": True, "loss": "ppo"}),
+        (2, {"lora": {"rank": 4}}, {"loss": "kto", "reference": True}),
+    ],
+    ids=["full-2", "full-4", "lora-2", "critic", "kto"],
+)
+def test_where_another_program_samples_no_process_has_the_whole_model(tiny_model_dir, tmp_path, size, policy, job):
+    settings = ELSEWHERE | {"keep_reference": "reference" in job, "critic": "critic" in job}
+    job = make_job(tiny_model_dir, policy=policy, rollback=not job, settings=settings, **job)
+    [alone], expected = run(tmp_path / "one", 1, job)
+    found, weights = run(tmp_path / "shards", size, job)
+    assert {each["whole"] for each in found} == {0}
+    assert alone["whole"] > 0
+    assert measure_distance(expected, weights) < 1e-5
+    assert len({each["fingerprint"] for each in found}) == 1
+    assert found[0]["metrics"] == pytest.approx(alone["metrics"], rel=1e-3, abs=1e-5)
+    assert found[0]["logprobs"] == [pytest.approx(row, abs=1e-4) for row in alone["logprobs"]]
 
 
 def test_low_precision_has_its_float32_copies_divided(tiny_model_dir, tmp_path):
@@ -75,24 +103,39 @@ def test_low_precision_has_its_float32_copies_divided(tiny_model_dir, tmp_path):
     assert all(each["bytes"] < 0.6 * alone["bytes"] for each in found)
 
 
-def test_one_process_resumes_what_several_have_saved(tiny_model_dir, tmp_path):
-    job = make_job(tiny_model_dir)
-    run(tmp_path / "shards", 2, job)
-    after = {**job, "resume": str(tmp_path / "shards" / "checkpoint"), "jobs": 1}
-    _, expected = run(tmp_path / "one", 1, after)
-    _, weights = run(tmp_path / "again", 2, after)
+@pytest.mark.parametrize("settings", [{}, ELSEWHERE], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 3}}], ids=["full", "lora"])
+def test_any_number_of_processes_resumes_what_another_number_has_saved(tiny_model_dir, tmp_path, policy, settings):
+    job = make_job(tiny_model_dir, policy=policy, settings=settings)
+    run(tmp_path / "first", 1, {**job, "jobs": 1})
+    _, expected = run(tmp_path / "one", 1, {**job, "jobs": 4})
+    folder = tmp_path / "first"
+    for number, size in enumerate((2, 4, 1), 1):
+        after = {**job, "resume": str(folder / "checkpoint"), "jobs": 1, "first": number}
+        folder = tmp_path / f"then-{size}"
+        _, weights = run(folder, size, after)
+        files = sorted((folder / "checkpoint" / "training").glob("optimizer*"))
+        parts = [f"optimizer-{number:05d}-of-{size:05d}.safetensors" for number in range(1, size + 1)]
+        assert [file.name for file in files] == (parts if size > 1 else ["optimizer.safetensors"])
     assert measure_distance(expected, weights) < 1e-5
-    moments = [load_moments(tmp_path / name) for name in ("one", "again")]
-    assert measure_distance(*moments) < 1e-5
+    assert measure_distance(*(load_moments(tmp_path / name / "checkpoint") for name in ("one", "then-1"))) < 1e-5
+
+
+def test_parts_of_an_optimizers_state_that_are_missing_are_named(tiny_model_dir, tmp_path):
+    job = make_job(tiny_model_dir, jobs=1)
+    run(tmp_path / "shards", 2, job)
+    checkpoint = tmp_path / "shards" / "checkpoint"
+    (checkpoint / "training" / "optimizer-00001-of-00002.safetensors").unlink()
+    with (
+        load({**job}) as engine,
+        pytest.raises(EngineError, match="1 parts of the optimizer's state are here, and the last is"),
+    ):
+        engine.load_weights(checkpoint)
 
 
 def measure_norm(a, b):
     assert a.keys() == b.keys()
     return sum(float((a[name].detach().float() - b[name].detach().float()).square().sum()) for name in a) ** 0.5
-
-
-def load_moments(folder):
-    return load_file(folder / "checkpoint" / "training" / "optimizer.safetensors")
 
 
 @pytest.mark.fault

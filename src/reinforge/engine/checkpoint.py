@@ -4,6 +4,7 @@
       model.safetensors  config.json  generation_config.json  tokenizer.json  tokenizer_config.json  chat_template.jinja
       adapter_model.safetensors  adapter_config.json   with LoRA, instead of the model and its config
       training/optimizer.safetensors   optimizer state, and float32 copies of low-precision weights
+      training/optimizer-00001-of-00002.safetensors   instead, some rows of each of its tensors, by each process
       training/critic.safetensors      the value head, if the algorithm has one
       training/state.json              step count, version, random state
       manifest.json                    size and SHA-256 of every file, written last (`reinforge.files`)
@@ -16,13 +17,15 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
@@ -34,7 +37,10 @@ from reinforge.engine.training.learner import Learner
 from reinforge.errors import EngineError, boundary
 from reinforge.files import storage_boundary
 
-TRAINING = "training"
+if TYPE_CHECKING:
+    from reinforge.engine.training.sharding import ShardedModel
+
+TRAINING, OPTIMIZER = "training", "optimizer.safetensors"
 _ADAPTER = re.compile(r"(\.lora_[AB]\.)[^.]+\.")
 CRITIC = "critic.safetensors"
 
@@ -63,49 +69,99 @@ def hide_progress_bars() -> Iterator[None]:
 
 
 def write(
-    folder: Path, model: CausalModel, tokenizer: Any, learner: Learner | None, version: int, num_begun: int
+    folder: Path,
+    model: CausalModel,
+    tokenizer: Any,
+    learner: Learner,
+    version: int,
+    num_begun: int,
+    *,
+    with_training: bool = True,
 ) -> None:
     """Writes a checkpoint's files into a new folder; the caller makes them durable with `commit_folder`.
 
+    Where the model is sharded, all processes call it together: each writes its rows of the optimizer's state, and the
+    first all else.
+
     Args:
         model: The model; of one with adapters the active one is written.
-        learner: Has the training state; None: only the model is written.
+        learner: Has the training state.
+        with_training: False: only the model is written.
     """
-    moments = {} if learner is None else learner.gather_state()
-    moments = {name: value.detach().cpu().contiguous() for name, value in moments.items()}
-    weights = model.trained_parameters if model.has_adapters else dict(model.module.named_parameters())
-    tensors = [*weights.values(), *moments.values()]
-    with (
-        storage_boundary(folder, sum(tensor.numel() * tensor.element_size() for tensor in tensors)),
-        hide_progress_bars(),
-    ):
+    moments = {name: value.detach() for name, value in learner.state().items()} if with_training else {}
+    num_bytes: int | None = None
+    if learner.sharded is None:
+        weights = model.trained_parameters if model.has_adapters else dict(model.module.named_parameters())
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*weights.values(), *moments.values()))
+    with storage_boundary(folder, num_bytes), hide_progress_bars():
         folder.mkdir(parents=True, exist_ok=True)
-        model.module.save_pretrained(folder)
+        _write_model(folder, model, learner.sharded)
+        if with_training:
+            (folder / TRAINING).mkdir(exist_ok=True)
+            _write_moments(folder / TRAINING, moments, learner.sharded)
+        if learner.sharded is not None and not learner.sharded.is_first:
+            return
         tokenizer.save_pretrained(folder)
-        if learner is None:
+        if not with_training:
             return
         rng = base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode()
         state = TrainingState(version, learner.num_steps, num_begun, rng, learner.stage, learner.stage_version)
-        (folder / TRAINING).mkdir()
-        save_file(moments, folder / TRAINING / "optimizer.safetensors")
         if learner.critic is not None:
             head = {name: value.cpu().contiguous() for name, value in learner.critic.state_dict().items()}
             save_file(head, folder / TRAINING / CRITIC)
         (folder / TRAINING / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
 
 
+def _write_model(folder: Path, model: CausalModel, sharded: ShardedModel | None) -> None:
+    if sharded is None or not sharded.is_divided:
+        if sharded is None or sharded.is_first:
+            model.module.save_pretrained(folder)
+    elif model.has_adapters:
+        with sharded.use_whole(sharded.shards):
+            if sharded.is_first:
+                model.module.save_pretrained(folder)
+    else:  # one weight after the other, so that no device has all of them
+        buffers = dict(model.module.named_buffers())
+        whole = {name: tensor for name, tensor in model.module.state_dict().items() if name in buffers}
+        for name in sharded.shapes:
+            joined = sharded.join(name)
+            if sharded.is_first:
+                whole[name] = joined.cpu()
+        if sharded.is_first:
+            model.module.save_pretrained(folder, state_dict=whole)
+
+
+def _write_moments(folder: Path, moments: Mapping[str, Tensor], sharded: ShardedModel | None) -> None:
+    name = OPTIMIZER
+    if sharded is not None:
+        name = f"optimizer-{sharded.peers.rank + 1:05d}-of-{sharded.peers.size:05d}.safetensors"
+        moments = {key: each for key, each in moments.items() if sharded.is_first or sharded.has_rows(key, each.ndim)}
+    save_file({key: value.cpu().contiguous() for key, value in moments.items()}, folder / name)
+
+
 @torch.no_grad()
-def load_weights(folder: Path, model: CausalModel) -> None:
+def load_weights(folder: Path, model: CausalModel, sharded: ShardedModel | None = None) -> None:
+    """Gives a model the weights of a checkpoint.
+
+    Args:
+        sharded: The model's shards, which get their rows if it is divided.
+    """
+    divided = sharded if sharded is not None and sharded.is_divided else None
     if model.has_adapters:
-        _load_adapters(folder, model)
+        with nullcontext() if divided is None else divided.use_whole(divided.shards):
+            _load_adapters(folder, model)
         return
     with hide_progress_bars():
         source = dict(load_module(folder, model.dtype).named_parameters())
     targets = dict(model.module.named_parameters())
-    if {name: p.shape for name, p in source.items()} != {name: p.shape for name, p in targets.items()}:
+    shapes = {name: p.shape for name, p in targets.items()} if divided is None else divided.shapes
+    if {name: p.shape for name, p in source.items()} != shapes:
         raise EngineError(f"{folder} holds a different model: names or shapes of its parameters do not match")
     for name, parameter in targets.items():
-        parameter.copy_(source[name])
+        if divided is None:
+            parameter.copy_(source[name])
+        else:
+            divided.put(name, source[name])
 
 
 def _load_adapters(folder: Path, model: CausalModel) -> None:
@@ -140,22 +196,62 @@ def load_critic(folder: Path, critic: ValueHead) -> None:
         critic.load_state_dict(load_file(file))
 
 
-def load_training(folder: Path) -> tuple[dict[str, Tensor], TrainingState] | None:
-    """Returns the optimizer's tensors and the training state, or None if the folder holds only a model."""
+def load_training(folder: Path, learner: Learner) -> tuple[dict[str, Tensor], TrainingState] | None:
+    """Returns the optimizer's tensors and the training state, or None if the folder holds only a model.
+
+    The tensors are called as those of the learner, and are its rows where its model is sharded; any number of
+    processes may have written them.
+    """
     training = folder / TRAINING
     if not training.is_dir():
         return None
     with boundary(EngineError, f"cannot read {training}"):
         state = TrainingState(**json.loads((training / "state.json").read_text()))
-        return load_file(training / "optimizer.safetensors"), state
+        return _read_moments(_find_moments(training), learner), state
 
 
-def rename_adapter(tensors: dict[str, Tensor], adapter: str) -> dict[str, Tensor]:
-    """Returns the optimizer's tensors of one adapter under the names that they have for another.
+def _find_moments(folder: Path) -> list[Path]:
+    """Returns the files of the optimizer's state, in the order of their rows."""
+    parts = sorted(folder.glob("optimizer-*-of-*.safetensors"))
+    if parts and not parts[-1].stem.endswith(f"-of-{len(parts):05d}"):
+        raise EngineError(f"{len(parts)} parts of the optimizer's state are here, and the last is {parts[-1].name}")
+    return parts or [folder / OPTIMIZER]
+
+
+def _read_moments(files: Sequence[Path], learner: Learner) -> dict[str, Tensor]:
+    """Returns the tensors that a learner needs, of each the rows that it has; one file after the other is open."""
+    sharded, counts = learner.sharded, Counter[str]()
+    for file in files:
+        with safe_open(file, "pt") as part:
+            counts.update({key: sum(part.get_slice(key).get_shape()[:1]) for key in part.keys()})  # noqa: SIM118
+    rows: dict[str, list[Tensor]] = {}
+    first = Counter[str]()  # of each tensor, the number of its first row in a file
+    for file in files:
+        with safe_open(file, "pt") as part:
+            for key in part.keys():  # noqa: SIM118  it is no mapping
+                name = rename_adapter(key, learner.model.adapter) if learner.model.has_adapters else key
+                content = part.get_slice(key)
+                shape = content.get_shape()
+                if not shape:
+                    rows[name] = [part.get_tensor(key)]
+                    continue
+                wanted = slice(0, counts[key])
+                if sharded is not None and sharded.has_rows(name, len(shape)):
+                    wanted = sharded.choose_rows(counts[key])
+                start, stop = max(wanted.start - first[key], 0), min(wanted.stop - first[key], shape[0])
+                first[key] += shape[0]
+                if start < stop or name not in rows:
+                    found = content[start : max(start, stop)]  # of the file's mapped memory
+                    rows.setdefault(name, []).append(found if len(files) == 1 else found.clone())
+    return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in rows.items()}
+
+
+def rename_adapter(name: str, adapter: str) -> str:
+    """Returns the name that a tensor of one adapter has for another.
 
     Example: exp_avg.model.layers.0.mlp.up_proj.lora_A.one.weight, adapter two -> ....lora_A.two.weight
     """
-    return {_ADAPTER.sub(rf"\g<1>{adapter}.", name): value for name, value in tensors.items()}
+    return _ADAPTER.sub(rf"\g<1>{adapter}.", name)
 
 
 def restore_rng(state: TrainingState) -> None:
@@ -165,7 +261,14 @@ def restore_rng(state: TrainingState) -> None:
 LORA_PARTS = (".lora_", ".modules_to_save.")
 
 
-def write_base_model(folder: Path, model: CausalModel, tokenizer: Any) -> None:
+def write_base_model(folder: Path, model: CausalModel, tokenizer: Any, sharded: ShardedModel | None = None) -> None:
+    """Writes a model without its adapters; where it is sharded, all processes call it together."""
+    with nullcontext() if sharded is None else sharded.use_whole():
+        if sharded is None or sharded.is_first:
+            _write_base_model(folder, model, tokenizer)
+
+
+def _write_base_model(folder: Path, model: CausalModel, tokenizer: Any) -> None:
     weights = find_base_weights(model)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     with storage_boundary(folder, num_bytes), hide_progress_bars():

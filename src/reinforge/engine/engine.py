@@ -254,11 +254,6 @@ class Engine:
             samples_elsewhere=samples_elsewhere,
         )
 
-    @property
-    def weight_source(self) -> Engine:
-        """What another program that samples gets the weights from; of several processes, one."""
-        return self
-
     def describe_model(self) -> ModelDescription:
         from reinforge.engine.model_description import describe_model  # for another program that samples
 
@@ -300,7 +295,10 @@ class Engine:
             return "replicate"
         if obstacle:
             raise EngineError(f"sharding: full is not possible: {obstacle}")
-        self._call(self.learner.shard)
+        self._call(partial(self.learner.shard, stays_divided=self.samples_elsewhere))
+        sharded = self.learner.sharded
+        if sharded is not None and sharded.stays_divided:
+            self._scorer.sharded, self._fingerprints.join = sharded, sharded.join
         for name in self._initial:
             self._initial[name] = self._call(partial(LearnerSnapshot, self._learners[name]), name)
         return "full"
@@ -323,12 +321,6 @@ class Engine:
         if self._served is not None:
             return "replies are sampled while a job trains (max_staleness), from weights that would be sharded"
         return ""
-
-    def gather_state(self, adapter: str | None = None) -> None:
-        """Takes part in a checkpoint that another process writes, where the optimizer's state is sharded."""
-        name = self._jobs.resolve_adapter(adapter)
-        if self.is_sharded:
-            self._call(lambda: self._learners[name].gather_state(), name)
 
     @property
     def learner(self) -> Learner:
@@ -423,7 +415,7 @@ class Engine:
         self._scorer.require(reference=needs.ref_logprobs, values=needs.values)
         is_inexact = self.samples_elsewhere or self.model.dtype.itemsize < 4
         unscored = choose_unscored(samples, needs, is_inexact=is_inexact, defer=defer)
-        if unscored:
+        if unscored or self._scorer.sharded is not None:  # the passes of a divided model are made by all processes
             for sample, logprobs in zip(unscored, self.logprobs(unscored, adapter), strict=True):
                 sample.old_logprobs = logprobs
         if needs.ref_logprobs:
@@ -665,14 +657,17 @@ class Engine:
         write_folder(Path(folder), lambda staged: self.write(staged, version, adapter, with_training), version=version)
 
     def write(self, folder: Path, version: int, adapter: str | None = None, with_training: bool = True) -> None:
-        """Writes a checkpoint's files into a new folder, without making them durable."""
+        """Writes a checkpoint's files into a new folder, without making them durable.
+
+        Where the model is sharded, all processes call it together, and each writes its part.
+        """
         name, num_begun = self._jobs.resolve_adapter(adapter), self._sampler.num_begun
-        learner = self._learners[name] if with_training else None
-        self._call(lambda: checkpoint.write(folder, self.model, self.tokenizer, learner, version, num_begun), name)
+        what = self.model, self.tokenizer, self._learners[name], version, num_begun
+        self._call(lambda: checkpoint.write(folder, *what, with_training=with_training), name)
 
     def write_base(self, folder: Path) -> None:
         """Writes the model without its adapters, and its tokenizer, into a new folder, for another program."""
-        self._call(lambda: write_base_model(folder, self.model, self.tokenizer))
+        self._call(lambda: write_base_model(folder, self.model, self.tokenizer, self.learner.sharded))
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
         """Loads a checkpoint or a plain model into this engine, in place, when no reply is in flight.
@@ -698,16 +693,17 @@ class Engine:
             self._jobs.end(version)
 
     def _load(self, name: str, folder: Path) -> int | None:
-        learner, training = self._snapshot_learner(name), checkpoint.load_training(folder)
-        checkpoint.load_weights(folder, self.model)
+        learner = self._snapshot_learner(name)
+        if learner.sharded is not None:
+            learner.reset()  # where memory is scarce, the snapshot alone keeps the older state
+        training = checkpoint.load_training(folder, learner)
+        checkpoint.load_weights(folder, self.model, learner.sharded)
         if self.critic is not None:
             checkpoint.load_critic(folder, self.critic)
         if training is None:
             learner.load_state({}, 0)
             return None
         moments, state = training
-        if self.model.has_adapters:
-            moments = checkpoint.rename_adapter(moments, name)
         self._stages.restore(state.stage, learner, state.stage_version, self.config)
         learner.load_state(moments, state.num_steps)
         checkpoint.restore_rng(state)

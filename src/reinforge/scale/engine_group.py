@@ -15,15 +15,43 @@ from reinforge.adapters.described_policy import DescribedPolicy
 from reinforge.errors import BackendError
 from reinforge.scale.engine_worker import PolicyDescription, Scores
 from reinforge.types.request import Message, ModelReply, ModelRequest, TokenLogprobs
-from reinforge.types.sample import FloatArray, LossSpec, Needs, TrainingSample, UpdateReport
+from reinforge.types.sample import FloatArray, LossSpec, Needs, Sharding, TrainingSample, UpdateReport
 
 
 class EngineGroup(ABC):
-    """Engines that hold the same weights and make the same steps. Calls block."""
+    """Engines that hold the same weights, or shards of them, and make the same steps. Calls block.
+
+    Attributes:
+        turns: Held during a call of all processes, which exchange weights in it: two at once would mix their messages.
+    """
+
+    def __init__(self) -> None:
+        self.turns = threading.RLock()
+
+    @property
+    @abstractmethod
+    def sharding(self) -> Sharding:
+        """What was chosen of `replicate` and `full`."""
 
     @abstractmethod
-    def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
+    def call_all(self, method: str, *arguments: Any) -> dict[str, Any]:
         """Calls a method of `EngineWorker` in every process that trains; returns what each returned, by its name."""
+
+    @abstractmethod
+    async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
+        """Returns the answer of the worker that a conversation belongs to."""
+
+    def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
+        with self.turns:
+            return self.call_all(method, *arguments)
+
+    async def score_tokens(self, name: str, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Scores tokens with one process; with all where each has a shard of the weights."""
+        if self.sharding == "full":
+            found = await asyncio.to_thread(self.call_connected, "score_tokens", name, token_ids)
+            return list(next(iter(found.values())))
+        rows: list[FloatArray] = await self.ask("score", lambda actor: actor.score_tokens.remote(name, token_ids))
+        return rows
 
     def share(self, value: Any) -> Any:
         return value
@@ -82,6 +110,9 @@ class Workers(Protocol):
     async def ask(self, key: str, call: Callable[[Any], Any]) -> Any:
         """Returns the answer of the worker that a conversation belongs to."""
 
+    async def score_tokens(self, name: str, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
+        """Returns log p of each token, by the published weights."""
+
     def publish(self, name: str, version: int) -> None:
         """Opens admission on every worker."""
 
@@ -103,10 +134,7 @@ class RoutedPolicy(DescribedPolicy):
         return self.note_version(reply)
 
     async def score(self, token_ids: Sequence[Sequence[int]]) -> list[FloatArray]:
-        rows: list[FloatArray] = await self._group.ask(
-            "score", lambda actor: actor.score_tokens.remote(self.name, token_ids)
-        )
-        return rows
+        return await self._group.score_tokens(self.name, token_ids)
 
     async def encode(self, request: ModelRequest, reply: Message) -> TokenLogprobs:
         tokens: TokenLogprobs = await self._group.ask(

@@ -1,12 +1,19 @@
 """How much memory training adds, and what follows from it."""
 
+import errno
+import os
+import re
+import tempfile
 from contextlib import ExitStack
 
 import pytest
+import torch
 
-from reinforge.engine.devices import MemoryUse
+from reinforge.engine import devices
+from reinforge.engine.devices import MemoryUse, allocate_file
 from reinforge.engine.training import memory_need
 from reinforge.engine.training.memory_need import MemoryNeed, estimate_training, measure_need, needs_sharding
+from reinforge.errors import StorageError
 from tests.engines import load_engine, train
 from tests.samples import random_samples
 
@@ -91,3 +98,33 @@ def test_what_was_trained_whole_is_not_divided_when_a_worker_is_replaced(load, l
     assert not engine._needs_sharding(1)
     monkeypatch.setattr(learner, "peers", Peers(True, has_trained=True))
     assert not needs_sharding(learner, 1), "a new worker joins those that have trained"
+
+
+def test_tensors_in_a_file_of_their_own_leave_no_name_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    like = {
+        "a": torch.zeros(3, 2),
+        "count": torch.tensor(7.0),
+        "none": torch.zeros(0, 4),
+        "b": torch.zeros(5).bfloat16(),
+    }
+    found = allocate_file(like)
+    assert {name: (each.shape, each.dtype) for name, each in found.items()} == {
+        name: (each.shape, each.dtype) for name, each in like.items()
+    }
+    for name, number in (("a", 1.5), ("count", 2.5), ("b", 3.5)):
+        found[name].fill_(number)
+    assert [float(found[name].sum()) for name in ("a", "count", "none", "b")] == [9.0, 2.5, 0.0, 17.5]
+    assert list(tmp_path.iterdir()) == []
+    assert allocate_file({}) == {}
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="the disk cannot be asked for room here")
+def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(devices.os, "posix_fallocate", refuse)
+    with pytest.raises(StorageError, match=rf"cannot write {re.escape(str(tmp_path))} \(64 bytes\).*bytes are free"):
+        allocate_file({"a": torch.zeros(3)})

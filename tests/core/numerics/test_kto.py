@@ -26,7 +26,7 @@ SPEC = LossSpec("kto", {"beta": 0.3})
 
 def estimate_kl(model, samples, max_tokens):
     """The baseline of a step that one process computes."""
-    return combine_kl([sum_kl(model, samples, max_tokens)])
+    return combine_kl([sum_kl(samples, lambda chosen: sample_logprobs(model, chosen, max_tokens))])
 
 
 def sigma(x):
@@ -163,9 +163,9 @@ def test_every_step_of_a_job_estimates_its_own_baseline(tiny_model_dir, monkeypa
     learner.config.batch.steps_per_job = 3
     samples, sizes = labeled_samples(learner.model), []
 
-    def count(model, chosen, *arguments):
+    def count(chosen, compute):
         sizes.append(len(chosen))
-        return sum_kl(model, chosen, *arguments)
+        return sum_kl(chosen, compute)
 
     monkeypatch.setattr(kl_baseline, "sum_kl", count)
     learner.update(samples, KTO().loss, JobProgress(0, 1))

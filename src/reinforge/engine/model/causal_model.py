@@ -9,7 +9,7 @@ import copy
 import hashlib
 import inspect
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -296,27 +296,33 @@ def _run_checkpointed(forward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class Fingerprinter:
-    """Hashes one model with each of its adapters; weights that never change are hashed once."""
+    """Hashes one model with each of its adapters; weights that never change are hashed once.
+
+    Attributes:
+        join: Returns a whole weight by its name; None: the model has it.
+    """
 
     def __init__(self, model: CausalModel, trained: Collection[nn.Parameter]):
         self.model = model
+        self.join: Callable[[str], Tensor] | None = None
         ids = {id(parameter) for parameter in trained}
         self._frozen = {name: p for name, p in model.module.named_parameters() if id(p) not in ids}
         self._frozen_digest: bytes | None = None
 
     def compute(self) -> str:
         """Returns 16 hex digits of a SHA-256 over names and bytes of all parameters, inactive adapters excluded."""
-        own = f".{self.model.adapter}."  # so that an adapter has the same hash under every name
-        trained = {name.replace(own, f".{DEFAULT_ADAPTER}."): p for name, p in self.model.trained_parameters.items()}
+        own, trained = f".{self.model.adapter}.", self.model.trained_parameters
         if self._frozen_digest is None:
-            self._frozen_digest = _hash_parameters(self._frozen) if self._frozen else b""
-        return hashlib.sha256(self._frozen_digest + _hash_parameters(trained)).hexdigest()[:16]
+            self._frozen_digest = self._hash(self._frozen, {name: name for name in self._frozen})
+        shown = {name.replace(own, f".{DEFAULT_ADAPTER}."): name for name in trained}  # one hash under every name
+        return hashlib.sha256(self._frozen_digest + self._hash(trained, shown)).hexdigest()[:16]
 
-
-def _hash_parameters(parameters: Mapping[str, Tensor]) -> bytes:
-    digest = hashlib.sha256()
-    for name, parameter in sorted(parameters.items()):
-        digest.update(name.encode())
-        content: Any = parameter.detach().cpu().contiguous().view(torch.uint8).numpy()
-        digest.update(content)
-    return digest.digest()
+    def _hash(self, parameters: Mapping[str, Tensor], shown: Mapping[str, str]) -> bytes:
+        """Returns the hash of parameters by the names under which they are hashed; empty without any."""
+        digest = hashlib.sha256()
+        for name, own in sorted(shown.items()):
+            digest.update(name.encode())
+            parameter = parameters[own] if self.join is None else self.join(own)
+            content: Any = parameter.detach().cpu().contiguous().view(torch.uint8).numpy()
+            digest.update(content)
+        return digest.digest() if shown else b""

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from reinforge.engine.model.attention import AttentionMasks
-from reinforge.engine.model.causal_model import CausalModel
-from reinforge.engine.training.logprobs import sample_logprobs
 from reinforge.errors import EngineError
-from reinforge.types.sample import TrainingSample
+from reinforge.types.sample import FloatArray, TrainingSample
 
 
 def sum_kl(
-    model: CausalModel, samples: Sequence[TrainingSample], max_tokens: int, masks: AttentionMasks | None = None
+    samples: Sequence[TrainingSample], compute: Callable[[Sequence[TrainingSample]], list[FloatArray]]
 ) -> tuple[float, float]:
     """Returns sum_s w_s d_s and sum_s w_s over some of the samples of a step, those of one process.
 
     d_s is the sum over s.mismatched of log p / p_ref; it has no gradient.
 
     Args:
-        model: The model, with the weights from before the step.
         samples: The samples; w_s are their weights.
-        max_tokens: Maximum tokens of a forward pass, padding included.
-        masks: Attention masks for shared prefixes; None: each sample is computed whole.
+        compute: Returns log-probs under the weights from before the step, `[T]` each; called also with no samples.
     """
     pairs = [(sample.weight, sample.mismatched) for sample in samples if sample.mismatched is not None]
     total = weights = 0.0
-    if not pairs:
-        return total, weights
-    rows = sample_logprobs(model, [mismatched for _, mismatched in pairs], max_tokens, masks)
+    rows = compute([mismatched for _, mismatched in pairs])
     for (weight, mismatched), logprobs in zip(pairs, rows, strict=True):
         if mismatched.ref_logprobs is None:
             raise EngineError("mismatched samples need ref_logprobs; score the samples with Needs(ref_logprobs=True)")

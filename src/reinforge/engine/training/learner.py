@@ -156,10 +156,14 @@ class Learner(ShardedOptimizer):
         later = [samples[i] for i in dict.fromkeys(chain.from_iterable(steps[1:])) if i not in first]
         later = [sample for sample in later if sample.defers_old_logprobs and sample.old_logprobs is None]
         if later:
-            with self.use_whole_weights():
-                rows = sample_logprobs(self.model, later, self.micro_batch_tokens, self.masks, self.take_turns)
-            for sample, logprobs in zip(later, rows, strict=True):
+            for sample, logprobs in zip(later, self._compute_logprobs_of(later), strict=True):
                 sample.old_logprobs = logprobs
+
+    def _compute_logprobs_of(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Returns log-probs under the current weights, `[T]` each; where these are sharded, all processes call it."""
+        if self.sharded is not None:
+            return self.sharded.score(samples, self.micro_batch_tokens)
+        return sample_logprobs(self.model, samples, self.micro_batch_tokens, self.masks, self.take_turns)
 
     def plan_steps(self, samples: Sequence[TrainingSample], epoch: int) -> list[list[int]]:
         return plan_steps(samples, self.config.batch, self.seed, epoch)
@@ -224,8 +228,7 @@ class Learner(ShardedOptimizer):
 
         from reinforge.engine.training.kl_baseline import combine_kl, sum_kl  # for KTO alone
 
-        with self.use_whole_weights():
-            part = self._retry(lambda: sum_kl(self.model, own, self.micro_batch_tokens, self.masks), own)
+        part = self._retry(lambda: sum_kl(own, self._compute_logprobs_of), own)
         if self.peers is None:
             return combine_kl([part])
         found = self.peers.collect({"total": part[0], "weights": part[1]})
@@ -385,9 +388,9 @@ class Learner(ShardedOptimizer):
             self.model, batch, masks=self.masks, entropy_grad=options.entropy_grad, critic=self.critic
         )
 
-    def shard(self) -> None:
+    def shard(self, *, stays_divided: bool = False) -> None:
         """Divides the model among the peers; from now on each sample is computed whole."""
-        super().shard()
+        super().shard(stays_divided=stays_divided)
         self.masks = None
         if self._checkpointed_layers is not None and self.sharded is not None:
             self._checkpointed_layers = find_checkpointable_layers(self.sharded.copied)

@@ -67,6 +67,6 @@ class PipelineStages:
         if scorer.reference is not None:
             checkpoint.load_weights(folder, scorer.reference)
             return
-        with replace_weights(scorer.model, scorer.model.trained_parameters):
-            checkpoint.load_weights(folder, scorer.model)
+        with replace_weights(scorer.parameters, scorer.parameters):
+            checkpoint.load_weights(folder, scorer.model, scorer.sharded)
             scorer.take_reference()

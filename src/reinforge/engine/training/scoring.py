@@ -22,6 +22,7 @@ from reinforge.types.sample import FloatArray, Needs, TrainingSample
 
 if TYPE_CHECKING:
     from reinforge.engine.training.reply_logprobs import ReplyLogprobs
+    from reinforge.engine.training.sharding import ShardedModel
 
 
 class LogprobScorer:
@@ -50,6 +51,7 @@ class LogprobScorer:
         self.take_turns = take_turns
         self.model, self.masks, self.max_tokens = model, masks, max_tokens
         self.keeps_reference, self.reference, self.critic = keeps_reference, reference, critic
+        self.sharded: ShardedModel | None = None  # a model that stays divided
         self._adapters: dict[str, Tensor] | None = None  # those of the reference; None: it has no adapters
 
     def require(self, *, reference: bool, values: bool) -> None:
@@ -61,21 +63,35 @@ class LogprobScorer:
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns log p of each sample's trained tokens at their temperatures, `[T]` each, 0 elsewhere."""
-        return sample_logprobs(self.model, samples, self.max_tokens, self.masks, self.take_turns)
+        return self._score(self._trained, samples)
 
     def ref_logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         with self._use_reference() as reference:
-            return sample_logprobs(reference, samples, self.max_tokens, self.masks, self.take_turns)
+            return self._score(reference, samples)
+
+    def _score(self, model: CausalModel, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        if self.sharded is not None and model is not self.reference:
+            return self.sharded.score(samples, self.max_tokens)
+        return sample_logprobs(model, samples, self.max_tokens, self.masks, self.take_turns)
+
+    @property
+    def _trained(self) -> CausalModel:
+        return self.model if self.sharded is None else self.sharded.copied
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The trained weights; of a divided model, this process's rows."""
+        return self.model.trained_parameters if self.sharded is None else self.sharded.shards
 
     @torch.no_grad()
     def take_reference(self) -> None:
-        """Makes the model's current weights those of the reference."""
+        """Makes the model's current weights those of the reference; of a divided model, all processes call it."""
         if self.reference is None:
-            self._adapters = {name: p.detach().clone() for name, p in self.model.trained_parameters.items()}
+            self._adapters = {name: p.detach().clone() for name, p in self.parameters.items()}
             return
-        current = dict(self.model.module.named_parameters())
         for name, parameter in self.reference.module.named_parameters():
-            parameter.copy_(current[name])
+            whole = self.model.module.get_parameter(name) if self.sharded is None else self.sharded.join(name)
+            parameter.copy_(whole)
 
     @contextmanager
     def _use_reference(self) -> Iterator[CausalModel]:
@@ -83,15 +99,17 @@ class LogprobScorer:
         if self.reference is not None:
             yield self.reference
         elif self._adapters is None:
-            with self.model.without_adapters() as reference:
+            with self._trained.without_adapters() as reference:
                 yield reference
         else:
-            with replace_weights(self.model, self._adapters):
-                yield self.model
+            with replace_weights(self.parameters, self._adapters):
+                yield self._trained
 
     def values(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Returns the critic's value before each trained token, `[T]` each, 0 elsewhere."""
         assert self.critic is not None  # the caller has called `require`
+        if self.sharded is not None:
+            return self.sharded.score(samples, self.max_tokens, self.critic)
         return compute_values(self.model, self.critic, samples, self.max_tokens, self.masks)
 
     def reply_logprobs(
@@ -99,6 +117,8 @@ class LogprobScorer:
     ) -> ReplyLogprobs:
         from reinforge.engine.training.reply_logprobs import score_replies  # for losses written by hand
 
+        if self.sharded is not None:
+            raise EngineError("reply_logprobs: the weights are divided among several processes")
         with self._use_reference() if reference else nullcontext(self.model) as model, torch.set_grad_enabled(grad):
             return score_replies(model, replies, self.max_tokens, self.masks, self.critic if values else None)
 
@@ -123,9 +143,8 @@ def choose_unscored(
 
 
 @contextmanager
-def replace_weights(model: CausalModel, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Gives a model's trained parameters other weights, and afterwards their own again, bit by bit."""
-    parameters = model.trained_parameters
+def replace_weights(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Gives parameters other weights, and afterwards their own again, bit by bit."""
     own = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     try:
         _copy_weights(parameters, weights)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from reinforge.config.policy import PolicyConfig
+from reinforge.engine.devices import return_freed_memory
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.heads import CRITIC_PREFIX, ValueHead
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
@@ -35,13 +36,19 @@ class ShardedOptimizer(ScheduledOptimizer):
         self.peers: DataParallel | None = None
         self.sharded: ShardedModel | None = None
 
-    def shard(self) -> None:
-        """Divides the model, its gradients and its optimizer among the peers from now on."""
+    def shard(self, *, stays_divided: bool = False) -> None:
+        """Divides the model, its gradients and its optimizer among the peers from now on.
+
+        Args:
+            stays_divided: No job leaves whole weights, since another program samples.
+        """
         from reinforge.engine.training.sharding import ShardedModel
 
         assert self.peers is not None
+        if self.model.device.type == "cpu":
+            return_freed_memory()
         state, num_steps = self.state(), self.num_steps
-        sharded = ShardedModel(self.model, self.peers)
+        sharded = ShardedModel(self.model, self.peers, stays_divided=stays_divided)
         critic = {name: p for name, p in self.parameters.items() if name.startswith(CRITIC_PREFIX)}
         self.parameters = {**sharded.shards, **critic}
         self.sharded = sharded
@@ -49,18 +56,13 @@ class ShardedOptimizer(ScheduledOptimizer):
 
     def gather_weights(self) -> None:
         """Gives the model the weights of the shards, which have changed; all processes call it together."""
-        if self.sharded is not None:
+        if self.sharded is not None and not self.sharded.stays_divided:
             self.sharded.gather()
 
-    def gather_state(self) -> dict[str, Tensor]:
-        """Returns `state` of the whole model; all processes call it together."""
-        return self.state() if self.sharded is None else self.sharded.join_state(self.state())
-
     def load_state(self, state: Mapping[str, Tensor], num_steps: int) -> None:
-        """Restores what `gather_state` returned, after the model's weights were loaded."""
-        if self.sharded is not None:
+        """Restores what `state` returned, of this process's rows, after the model's weights were loaded."""
+        if self.sharded is not None and not self.sharded.is_divided:
             self.sharded.take_shards()
-            state = self.sharded.select_state(state)
         self.restore(state, num_steps)
 
     def take_gradients(self) -> None:
@@ -91,16 +93,6 @@ class ShardedOptimizer(ScheduledOptimizer):
         self.sharded.divide()
         yield
         self.sharded.gather()
-
-    @contextmanager
-    def use_whole_weights(self) -> Iterator[None]:
-        """Brings the whole weights back inside the block."""
-        if self.sharded is None or not self.sharded.is_divided:
-            yield
-            return
-        self.sharded.gather()
-        yield
-        self.sharded.divide()
 
     def count_passes(self, own: int) -> int:
         """Returns how many passes all processes make together: the most that one of them has."""

@@ -5,6 +5,9 @@
     optimizer steps       each layer's weights are gathered when it is computed, and freed after it
     gather()              every process has all weights again, bit by bit the same
 
+Where another program samples, the model stays divided: log-probs are computed as in a step, and a weight is whole only
+while its bytes are hashed or written.
+
 PyTorch's `fully_shard` (FSDP2; ZeRO stage 3, arXiv:1910.02054) works on a copy of the modules, since its hooks and its
 DTensors would be in the way of sampling. Weights are divided by rows: of 5 rows over 2 processes, the first has 3.
 
@@ -15,10 +18,11 @@ whole, without shared prefixes: how many passes those take depends on the sample
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -30,7 +34,9 @@ from reinforge.engine.model.text_part import iterate_expert_parameters
 from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, make_plain_sample
 from reinforge.engine.training.logprobs import token_logprobs
+from reinforge.engine.training.micro_batches import make_micro_batches
 from reinforge.errors import EngineError
+from reinforge.types.sample import FloatArray, TrainingSample
 
 if TYPE_CHECKING:
     from reinforge.engine.training.data_parallel import DataParallel
@@ -63,11 +69,13 @@ class ShardedModel:
     Attributes:
         shards: This process's rows of each trained weight, by name; the optimizer updates them in place.
         copied: The model that trains.
+        stays_divided: True if the model's weights are never gathered after a job, since another program samples.
         is_divided: True while the weights of the model are freed.
+        shapes: Those of the whole weights, by name.
     """
 
-    def __init__(self, model: CausalModel, peers: DataParallel):
-        self.model, self.peers = model, peers
+    def __init__(self, model: CausalModel, peers: DataParallel, *, stays_divided: bool = False):
+        self.model, self.peers, self.stays_divided = model, peers, stays_divided
         self.is_divided = False
         self.copied = _copy_sharing_weights(model)
         self._pass: Any = TrainingPass(self.copied)
@@ -90,49 +98,103 @@ class ShardedModel:
                     True, recurse=False
                 )  # experts to which one process routed no token
         self._divided: dict[str, Any] = dict(self.copied.module.named_parameters())
-        self._shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
+        self.shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
         self.shards = {name: nn.Parameter(self._divided[name].detach().to_local()) for name in model.trained_parameters}
+        if stays_divided:
+            self.divide()
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that writes what all have in common."""
+        return self.peers.rank == 0
 
     def divide(self) -> None:
         self.is_divided = True
-        for parameter in self.model.module.parameters():
-            parameter.data = parameter.data.new_empty(0)
+        self._free(self.shapes)
 
-    @torch.no_grad()
     def gather(self) -> None:
-        for name, parameter in self.model.module.named_parameters():
-            parameter.data = self._join(self._divided[name].detach().to_local(), name)
+        self._bring(self.shapes)
         self.is_divided = False
+
+    def _free(self, names: Iterable[str]) -> None:
+        parameters = dict(self.model.module.named_parameters())
+        for name in names:
+            parameters[name].data = parameters[name].data.new_empty(0)
+
+    def _bring(self, names: Iterable[str]) -> None:
+        parameters = dict(self.model.module.named_parameters())
+        for name in names:
+            parameters[name].data = self.join(name)
+
+    @contextmanager
+    def use_whole(self, names: Iterable[str] | None = None) -> Iterator[None]:
+        """Gives the model these weights, or all, inside the block, and then keeps their rows; they may change there."""
+        names = list(self.shapes if names is None else names)
+        if not self.is_divided:
+            yield
+            return
+        self._bring(names)
+        yield
+        for name in names:
+            self.put(name, self.model.module.get_parameter(name))
+        self._free(names)
 
     @torch.no_grad()
     def take_shards(self) -> None:
         for name, parameter in self.model.trained_parameters.items():
-            self.shards[name].copy_(self._select(parameter))
-
-    def select_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns this process's rows of the optimizer's tensors: `exp_avg.NAME`, `master.NAME`; counts stay whole."""
-        return {key: self._select(value) if self._is_sharded(key, value) else value for key, value in state.items()}
+            self.put(name, parameter)
 
     @torch.no_grad()
-    def join_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns the whole tensors, on the host, of which `state` has this process's rows."""
-        return {
-            key: self._join(value, key.partition(".")[2]).cpu() if self._is_sharded(key, value) else value
-            for key, value in state.items()
-        }
+    def put(self, name: str, whole: Tensor) -> None:
+        """Replaces this process's rows of a weight by those of a whole one."""
+        self._divided[name].to_local().copy_(self._select(whole))
 
-    def _is_sharded(self, key: str, value: Tensor) -> bool:
-        return key.partition(".")[2] in self.shards and value.ndim > 0
-
-    def _select(self, whole: Tensor) -> Tensor:
-        rows = -(-len(whole) // self.peers.size)
-        return whole[self.peers.rank * rows : (self.peers.rank + 1) * rows]
-
-    def _join(self, shard: Tensor, name: str) -> Tensor:
-        shape = self._shapes[name]
+    @torch.no_grad()
+    def join(self, name: str) -> Tensor:
+        """Returns a whole weight; all processes call it together."""
+        shape, shard = self.shapes[name], self._divided[name].to_local()
         padded = shard.new_zeros(-(-shape[0] // self.peers.size), *shape[1:])
         padded[: len(shard)] = shard
         return torch.cat(self.peers.gather(padded))[: shape[0]].contiguous()
+
+    def select_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns this process's rows of the optimizer's tensors: `exp_avg.NAME`, `master.NAME`; counts stay whole."""
+        return {key: self._select(value) if self.has_rows(key, value.ndim) else value for key, value in state.items()}
+
+    def has_rows(self, key: str, num_dimensions: int) -> bool:
+        """True if each process has some rows of this tensor of the optimizer, and not the same number as the others."""
+        return key.partition(".")[2] in self.shards and num_dimensions > 0
+
+    def choose_rows(self, count: int) -> slice:
+        """Returns which of a tensor's rows this process has."""
+        rows = -(-count // self.peers.size)
+        return slice(min(self.peers.rank * rows, count), min((self.peers.rank + 1) * rows, count))
+
+    def _select(self, whole: Tensor) -> Tensor:
+        return whole[self.choose_rows(len(whole))]
+
+    @torch.no_grad()
+    def score(
+        self, samples: Sequence[TrainingSample], max_tokens: int, critic: ValueHead | None = None
+    ) -> list[FloatArray]:
+        """Returns log p of each sample's trained tokens, or what a critic says before them, `[T]` each, 0 elsewhere.
+
+        All processes call it together, each with samples of its own, or with none.
+
+        Args:
+            max_tokens: Maximum tokens of a micro-batch, padding included.
+        """
+        found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+        batches = make_micro_batches(samples, max_tokens, share=False)
+        num_passes = max(int(each["count"]) for each in self.peers.collect({"count": len(batches)}))
+        for indices in (*batches, *[None] * (num_passes - len(batches))):
+            batch = None if indices is None else collate([samples[i] for i in indices], self.model.device)
+            logprobs_BT, _ = self.compute(batch, critic=critic)
+            if batch is not None and indices is not None:
+                rows_BT = logprobs_BT if batch.values is None else batch.values
+                for i, row in zip(indices, rows_BT.cpu().numpy(), strict=True):
+                    found[i] = row[: len(samples[i])].copy()
+        return found
 
     def compute(
         self, batch: TokenBatch | None, *, entropy_grad: bool = False, critic: ValueHead | None = None

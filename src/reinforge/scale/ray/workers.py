@@ -19,7 +19,7 @@ from reinforge.scale.project_losses import pack_loss
 from reinforge.scale.ray.cluster import count_places, describe_room
 from reinforge.scale.ray.members import GroupSize, Members, WeightsLost, WorkerLost
 from reinforge.scale.ray.recruits import Newcomer, Recruiter, WorkerHandle, WorkerPlan, find_cause
-from reinforge.types.sample import LossSpec
+from reinforge.types.sample import LossSpec, Sharding
 
 if TYPE_CHECKING:
     from reinforge.engine.model_description import ModelDescription
@@ -39,6 +39,7 @@ class WorkerGroup(EngineGroup):
     """
 
     def __init__(self, recruiter: Recruiter, size: GroupSize, descriptions: Mapping[str, Any], config: PolicyConfig):
+        super().__init__()
         self._config = config
         self._tokenizer: Any = None
         self._published: dict[str, tuple[int, str]] = {}
@@ -212,7 +213,11 @@ class WorkerGroup(EngineGroup):
                 logger.warning("the job cannot be undone, since %s", loss)
                 self.members.lose_shards()
 
-    def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
+    @property
+    def sharding(self) -> Sharding:
+        return self.members.sharding
+
+    def call_all(self, method: str, *arguments: Any) -> dict[str, Any]:
         workers = self.members.list_connected()
         results = self.members.collect([(each, getattr(each.actor, method).remote(*arguments)) for each in workers])
         return dict(zip(map(str, workers), results, strict=True))
@@ -225,7 +230,8 @@ class WorkerGroup(EngineGroup):
 
     def compare_fingerprints(self, name: str) -> str:
         self._require_worker()
-        found = self._compare(name)
+        with self.turns:
+            found = self._compare(name)
         self._published[name] = (self.policies[name].version, found)
         return found
 
@@ -243,32 +249,24 @@ class WorkerGroup(EngineGroup):
             self.members.fill_up(1)
 
     def write(self, folder: Path, version: int, adapter: str | None = None, with_training: bool = True) -> None:
-        """Writes a checkpoint's files, by the first worker; where the model is sharded, the others send their parts."""
+        """Writes a checkpoint's files, by the first worker; where the model is sharded, each writes its part."""
+        self._write(folder, lambda actor, place: actor.write.remote(version, adapter, place, with_training))
 
-        def call(first: WorkerHandle, place: Path | None) -> list[tuple[WorkerHandle, Any]]:
-            calls = [(first, first.actor.write.remote(version, adapter, place, with_training))]
-            if self.members.sharding == "full" and with_training:
-                calls += [(each, each.actor.call.remote("gather_state", adapter)) for each in self.workers[1:]]
-            return calls
-
-        self._write(folder, call)
-
-    def _write(self, folder: Path, call: Callable[[WorkerHandle, Path | None], list[tuple[WorkerHandle, Any]]]) -> None:
+    def _write(self, folder: Path, call: Callable[[Any, Path | None], Any]) -> None:
         while workers := self.workers:
             self.members.require_shards()
+            writing = workers if self.sharding == "full" else workers[:1]
             try:
-                files = self.members.collect(call(workers[0], _local(workers[0], folder)))[0]
+                with self.turns:
+                    parts = self.members.collect([(each, call(each.actor, _local(each, folder))) for each in writing])
             except WorkerLost:
                 continue
-            write_files(folder, files)
+            for files in parts:
+                write_files(folder, files)
             return
         raise BackendUnavailable("no worker is left that could write a checkpoint")
 
     # For other programs that sample, which know no worker.
-
-    @property
-    def weight_source(self) -> WorkerGroup:
-        return self
 
     def describe_model(self) -> ModelDescription:
         found: ModelDescription = self._ask_first(lambda actor: actor.call.remote("describe_model"))
@@ -284,7 +282,7 @@ class WorkerGroup(EngineGroup):
         return make_codec(self.tokenizer, ends=found.ends, **sizes, history=history, adapter=name)
 
     def write_base(self, folder: Path) -> None:
-        self._write(folder, lambda first, place: [(first, first.actor.write_base.remote(place))])
+        self._write(folder, lambda actor, place: actor.write_base.remote(place))
 
     def _ask_first(self, call: Callable[[Any], Any]) -> Any:
         self._require_worker()

@@ -25,7 +25,8 @@ from reinforge.scale.torchrun.place import ENDED, SharedStore, TorchrunPlace, an
 from reinforge.types.sample import Sharding
 
 if TYPE_CHECKING:
-    from reinforge.engine import Engine
+    from reinforge.engine.model_description import ModelDescription
+    from reinforge.engine.request_codec import RequestCodec
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +86,11 @@ class TorchrunGroup(EngineGroup):
     """
 
     def __init__(self, worker: EngineWorker, own: WorkerLoop, others: list[WorkerClient]):
+        super().__init__()
         self._worker, self._own, self._others = worker, own, others
         self._actors: list[WorkerLoop | WorkerClient] = [own, *others]
         self._router = EngineRouter(range(len(self._actors)))
-        self.sharding: Sharding = "replicate"
+        self._sharding: Sharding = "replicate"
         self._has_lost_shards = False
         self.policies: dict[str, RoutedPolicy] = {}
 
@@ -116,7 +118,11 @@ class TorchrunGroup(EngineGroup):
         port = self._collect([self._own.listen.remote(LOOPBACK)])[0]
         count = len(self._actors)
         calls = [actor.join.remote(rank, count, (LOOPBACK, port)) for rank, actor in enumerate(self._actors)]
-        self.sharding = self._collect(calls)[0]
+        self._sharding = self._collect(calls)[0]
+
+    @property
+    def sharding(self) -> Sharding:
+        return self._sharding
 
     @property
     def policy(self) -> RoutedPolicy:
@@ -124,15 +130,11 @@ class TorchrunGroup(EngineGroup):
 
     @property
     def tokenizer(self) -> Any:
-        return self.weight_source.tokenizer
+        return self._worker.engine.tokenizer
 
     @property
     def model(self) -> Any:
-        return self.weight_source.model
-
-    @property
-    def weight_source(self) -> Engine:
-        return self._worker.engine
+        return self._worker.engine.model
 
     def _collect(self, calls: list[Future[Any]]) -> list[Any]:
         """Waits for all calls and returns their results; the error that explains the others comes first."""
@@ -143,7 +145,7 @@ class TorchrunGroup(EngineGroup):
             raise next(iter((*lost, *causes, *errors)))
         return [call.result() for call in calls]
 
-    def call_connected(self, method: str, *arguments: Any) -> dict[str, Any]:
+    def call_all(self, method: str, *arguments: Any) -> dict[str, Any]:
         results = self._collect([getattr(actor, method).remote(*arguments) for actor in self._actors])
         return {f"process {rank}": result for rank, result in enumerate(results)}
 
@@ -191,12 +193,25 @@ class TorchrunGroup(EngineGroup):
         require_equal(found)
         return str(next(iter(found.values())))
 
-    def write(self, folder: Path, version: int, adapter: str | None = None) -> None:
-        """Writes a checkpoint's files; where the model is sharded, the others send their parts."""
-        calls = [self._own.write.remote(version, adapter, folder)]
-        if self.sharding == "full":
-            calls += [actor.call.remote("gather_state", adapter) for actor in self._others]
-        self._collect(calls)
+    def write(self, folder: Path, version: int, adapter: str | None = None, *, with_training: bool = True) -> None:
+        """Writes a checkpoint's files; where the model is sharded, each process writes its part."""
+        self._write("write", version, adapter, folder, with_training)
+
+    def _write(self, method: str, *arguments: Any) -> None:
+        actors = self._actors if self.sharding == "full" else [self._own]
+        with self.turns:
+            self._collect([getattr(actor, method).remote(*arguments) for actor in actors])
+
+    # For other programs that sample.
+
+    def describe_model(self) -> ModelDescription:
+        return self._worker.engine.describe_model()
+
+    def get_codec(self, name: str) -> RequestCodec:
+        return self._worker.engine.get_codec(name)
+
+    def write_base(self, folder: Path) -> None:
+        self._write("write_base", folder)
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:
         self.call_connected("load_weights", Path(folder).absolute(), {}, adapter)
@@ -204,7 +219,7 @@ class TorchrunGroup(EngineGroup):
 
     @property
     def missing_reference(self) -> int | None:
-        return self.weight_source.missing_reference
+        return self._worker.engine.missing_reference
 
     def load_reference(self, folder: str | Path, version: int) -> None:
         self.call_connected("load_reference", Path(folder).absolute(), {}, version)

@@ -74,7 +74,7 @@ class VLLMSampler:
         self._replacing: dict[int, asyncio.Task[VLLMServer]] = {}
         self._num_started = 0
         self._sent: dict[int, dict[str, Path]] = {}  # by version, the oldest first: what the servers still have
-        self._source = engine.weight_source
+        self._source = engine
         self._described = self._source.describe_model()
         has_adapters = self._described.lora_rank is not None
         self.keeps_adapters = has_adapters and self._keeps
