@@ -2,6 +2,7 @@
 
     python benchmarks/faults.py                           the demo's task, shortened: one process, and two Ray workers
     python benchmarks/faults.py --workers 2 --every 20    two Ray workers, a fault every 20 s on average
+    python benchmarks/faults.py --workers 2 --servers 2   two Ray workers that train, and two vLLM servers that sample
     python examples/cluster/two_nodes.py python benchmarks/faults.py --workers 2     on a cluster that outlives the run
 
 effective time = wall seconds of the undisturbed run / wall seconds of the disturbed one, each from the first command to
@@ -10,7 +11,9 @@ the same seed, one after the other in changing order; a row sums up the rounds.
 
 Faults come in seeded gaps between 0.5 and 1.5 times `--every`, also while a run recovers. Each hits one of these,
 with equal chances: the driver (kill -9), its disk (no file of the driver can grow any more, so the run must stop by
-itself), each worker (kill -9). A supervisor starts a process that ended as systemd would, at once, with `--resume`.
+itself), each worker and each vLLM server (kill -9). A supervisor starts a process that ended as systemd would, at once,
+with `--resume`. With servers (`make .venv-vllm/.installed`), epochs overlap with jobs, and replies in flight continue
+with new weights. `--file` names another configuration, whose `trainer_adapters` has one entry, `here`.
 
 sampled again: tokens of replies that the run had received and that are in no recorded episode, so they were sampled
 once more. trained again: jobs that ran more than once; each has at most `steps_per_job` optimizer steps. In one process
@@ -45,9 +48,11 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
+from reinforge.evaluation.statistics import format_interval
 from reinforge.runs.journal.reader import JOURNAL, JournalReader
 from reinforge.tasks.tic_tac_toe import DEMO
 
+VLLM_PYTHON = Path(".venv-vllm/bin/python").absolute()
 WORKER = "ray::EngineWorker"
 """How the title of a worker's process begins."""
 COUNTING = """
@@ -90,6 +95,12 @@ class Run:
         submitted = sum(row.stage == "SUBMIT" for row in JournalReader(self.folder).stages())
         return submitted - self.summary["num_jobs"] + len(self._read_log("the job is undone and runs again"))
 
+    def describe_verdict(self) -> str:
+        change = self.summary["improvement"]
+        if change is None:
+            return str(self.summary["reason"])
+        return format_interval(change["mean_difference"], change["ci_low"], change["ci_high"], signed=True)
+
     def _read_log(self, text: str) -> list[float]:
         """Returns when the run logged a message."""
         lines = (self.folder / "run.log").read_text().splitlines()
@@ -115,6 +126,7 @@ class Run:
                 if back < following:
                     notice.append(seen - at)
                     join.append(back - seen)
+            if kind in ("worker", "server"):  # a server costs its replies, and no epoch waits for the next one
                 continue
             spawned = next((each for each in self.starts if each > at), math.inf)
             session = next((each for each in begun if each > spawned), math.inf)
@@ -138,11 +150,22 @@ def list_workers(driver: int) -> list[psutil.Process]:
     return sorted(found, key=lambda each: each.pid)
 
 
+def list_servers(driver: int) -> list[psutil.Process]:
+    """Returns the vLLM servers that the run has started, without the processes that watch them."""
+    found = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(driver).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                command = process.cmdline()
+                found += [process] if "--uds" in command and not any("supervise.py" in part for part in command) else []
+    return sorted(found, key=lambda each: each.pid)
+
+
 class Supervisor:
     """Starts a run, strikes it, and starts it again until it has ended."""
 
-    def __init__(self, run: Run, overrides: dict[str, object], every_s: float, rng: random.Random):
-        self.run, self.every_s, self.rng = run, every_s, rng
+    def __init__(self, run: Run, file: Path, overrides: dict[str, object], every_s: float, rng: random.Random):
+        self.run, self.file, self.every_s, self.rng = run, file, every_s, rng
         self._options = [part for path, value in overrides.items() for part in ("-o", path, str(value))]
         self._received, self._log = (run.folder.with_suffix(name) for name in (".received", ".log"))
 
@@ -154,7 +177,7 @@ class Supervisor:
         else:
             shutil.rmtree(folder, ignore_errors=True)
             place = ["--run_name", folder.name, "-o", "finetuning.output_dir", str(folder.parent)]
-            arguments = [str(DEMO), *place, *self._options]
+            arguments = [str(self.file), *place, *self._options]
         command = [sys.executable, "-c", COUNTING, str(self._received), "finetune", *arguments]
         self.run.starts.append(time.time())
         with self._log.open("ab") as log:
@@ -162,16 +185,17 @@ class Supervisor:
 
     def strike(self, process: subprocess.Popen) -> None:
         """Makes one fault happen."""
-        workers = list_workers(process.pid)
-        number = int(self.rng.random() * (2 + len(workers)))
-        self.run.faults.append((time.time(), ("driver", "disk", "worker")[min(number, 2)]))
-        if number == 0:
+        workers, servers = list_workers(process.pid), list_servers(process.pid)
+        kinds = ["driver", "disk", *["worker"] * len(workers), *["server"] * len(servers)]
+        number = int(self.rng.random() * len(kinds))
+        self.run.faults.append((time.time(), kinds[number]))
+        if kinds[number] == "driver":
             process.kill()
-        elif number == 1:
+        elif kinds[number] == "disk":
             resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
         else:
             with contextlib.suppress(psutil.NoSuchProcess):
-                workers[number - 2].kill()
+                [*workers, *servers][number - 2].kill()
 
     def run_to_end(self) -> Run:
         """Returns the run, once it is complete."""
@@ -198,23 +222,29 @@ class Supervisor:
 
 
 def choose_overrides(args: argparse.Namespace, workers: int) -> dict[str, object]:
-    """Returns what changes in the demo's file."""
-    adapter = {"_type": "local"}
+    """Returns what changes in the file."""
+    adapter: dict[str, object] = {"_type": "local"}
     if workers:
         adapter = {"_type": "ray", "num_workers": workers, "address": os.environ.get("RAY_ADDRESS")}
-    return {
+    servers = args.servers if workers else 0
+    changed: dict[str, object] = {
         "finetuning.num_epochs": args.epochs,
         "finetuning.run_configuration.validation_interval": args.epochs,
-        "finetuning.deterministic": True,
-        "trainer_adapters.here": json.dumps(adapter),
+        "finetuning.deterministic": not servers,
     }
+    if servers:
+        launch = {"python": str(VLLM_PYTHON), "replicas": servers, "arguments": {"enforce_eager": True}}
+        adapter["sampler"] = {"_type": "vllm", "launch": launch}
+        changed |= {"finetuning.limits.max_staleness": 1, "finetuning.limits.in_flight": "keep"}
+    return {**changed, "trainer_adapters.here": json.dumps(adapter)}
 
 
 def measure_distance(run: Run, other: Run) -> float:
     """Returns the largest difference between the weights at the end of two runs."""
     from safetensors.torch import load_file
 
-    paths = [sorted((each.folder / "checkpoints").glob("step-*"))[-1] / "model.safetensors" for each in (run, other)]
+    folders = [sorted((each.folder / "checkpoints").glob("step-*"))[-1] for each in (run, other)]
+    paths = [next(folder.glob("*model.safetensors")) for folder in folders]
     ours, theirs = map(load_file, paths)
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
@@ -226,16 +256,16 @@ def run_round(place: Path, args: argparse.Namespace, workers: int, number: int) 
     for every in rates if number % 2 == 0 else rates[::-1]:
         run = Run(place / f"workers-{workers}-every-{every:g}-round-{number}")
         rng = random.Random(f"{args.seed} {workers} {every:g} {number}")
-        done[every] = Supervisor(run, choose_overrides(args, workers), every, rng).run_to_end()
+        done[every] = Supervisor(run, args.file, choose_overrides(args, workers), every, rng).run_to_end()
         kinds = Counter(kind for _, kind in run.faults)
-        told = f"{run.seconds:.0f} s, {dict(kinds) or 'no faults'}, load {run.load:.1f}"
+        told = f"{run.seconds:.0f} s, {dict(kinds) or 'no faults'}, load {run.load:.1f}, {run.describe_verdict()}"
         print(f"  {run.folder.name}: {told}", flush=True)
     yield from ((every, done[every], done[0.0]) for every in args.every)
 
 
 def print_rows(rows: dict[tuple[int, float], list[tuple[Run, Run]]]) -> None:
     print(
-        f"{'workers':>7} {'every':>6} {'driver/disk/worker':>19} {'undisturbed':>12} {'disturbed':>10} "
+        f"{'workers':>7} {'every':>6} {'driver/disk/worker/server':>26} {'undisturbed':>12} {'disturbed':>10} "
         f"{'effective':>9} {'a fault':>8} {'sampled again':>14} {'trained again':>14} {'weights':>9}"
     )
     for (workers, every), pairs in rows.items():
@@ -245,10 +275,10 @@ def print_rows(rows: dict[tuple[int, float], list[tuple[Run, Run]]]) -> None:
         again = sum(run.num_again for run, _ in pairs) / tokens
         jobs, trained = (sum(each) for each in zip(*((r.num_jobs_again, r.summary["num_jobs"]) for r, _ in pairs)))  # noqa: B905
         distance = max(measure_distance(*pair) for pair in pairs)
-        counts = "/".join(str(kinds[kind]) for kind in ("driver", "disk", "worker"))
+        counts = "/".join(str(kinds[kind]) for kind in ("driver", "disk", "worker", "server"))
         cost = (disturbed - undisturbed) / max(1, sum(kinds.values()))
         print(
-            f"{workers or 'none':>7} {every:>4g} s {counts:>19} {undisturbed:>10.0f} s {disturbed:>8.0f} s "
+            f"{workers or 'none':>7} {every:>4g} s {counts:>26} {undisturbed:>10.0f} s {disturbed:>8.0f} s "
             f"{undisturbed / disturbed:>9.1%} {cost:>6.1f} s {again:>14.2%} {f'{jobs} of {trained}':>14} "
             f"{f'{distance:.1e}' if distance else 'equal':>9}"
         )
@@ -268,7 +298,7 @@ def print_recovery(rows: dict[tuple[int, float], list[tuple[Run, Run]]]) -> None
 
 
 def parse_list(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+    return [int(each) for each in text.split(",") if each]
 
 
 def main() -> None:
@@ -278,6 +308,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0, help="of the faults")
     parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--servers", type=int, default=0, help="vLLM servers that sample for the workers")
+    parser.add_argument("--file", type=Path, default=DEMO, help="what is trained")
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     parser.add_argument("--force", action="store_true", help="measure although other load is on the machine")
     args = parser.parse_args()
@@ -291,7 +323,7 @@ def main() -> None:
             for workers in args.workers:
                 for every, run, undisturbed in run_round(place, args, workers, number):
                     rows.setdefault((workers, every), []).append((run, undisturbed))
-        print(f"{args.epochs} epochs of the demo's task, {args.rounds} rounds, faults of seed {args.seed}")
+        print(f"{args.epochs} epochs of {args.file}, {args.rounds} rounds, faults of seed {args.seed}")
         print_rows(rows)
         print_recovery(rows)
 

@@ -230,10 +230,9 @@ def _read_moments(files: Sequence[Path], learner: Learner) -> dict[str, Tensor]:
         with safe_open(file, "pt") as part:
             for key in part.keys():  # noqa: SIM118  it is no mapping
                 name = rename_adapter(key, learner.model.adapter) if learner.model.has_adapters else key
-                content = part.get_slice(key)
-                shape = content.get_shape()
+                shape = part.get_slice(key).get_shape()
                 if not shape:
-                    rows[name] = [part.get_tensor(key)]
+                    rows[name] = [part.get_tensor(key).clone()]  # of a file that is mapped as long as a part is used
                     continue
                 wanted = slice(0, counts[key])
                 if sharded is not None and sharded.has_rows(name, len(shape)):
@@ -241,8 +240,9 @@ def _read_moments(files: Sequence[Path], learner: Learner) -> dict[str, Tensor]:
                 start, stop = max(wanted.start - first[key], 0), min(wanted.stop - first[key], shape[0])
                 first[key] += shape[0]
                 if start < stop or name not in rows:
-                    found = content[start : max(start, stop)]  # of the file's mapped memory
+                    found = part.get_slice(key)[start : max(start, stop)]
                     rows.setdefault(name, []).append(found if len(files) == 1 else found.clone())
+                    del found
     return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in rows.items()}
 
 

@@ -694,10 +694,12 @@ class Engine:
 
     def _load(self, name: str, folder: Path) -> int | None:
         learner = self._snapshot_learner(name)
-        if learner.sharded is not None:
-            learner.reset()  # where memory is scarce, the snapshot alone keeps the older state
-        training = checkpoint.load_training(folder, learner)
+        is_scarce = learner.sharded is not None  # then no memory holds the older state, or both parts of the new one
+        if is_scarce:
+            learner.reset()
+        training = None if is_scarce else checkpoint.load_training(folder, learner)
         checkpoint.load_weights(folder, self.model, learner.sharded)
+        training = checkpoint.load_training(folder, learner) if is_scarce else training
         if self.critic is not None:
             checkpoint.load_critic(folder, self.critic)
         if training is None:
