@@ -19,6 +19,7 @@ from reinforge.runs.journal.reader import JournalReader
 from reinforge.trainer.setup.further_sets import compare_tasks
 from reinforge.types.environment import Reply
 from reinforge.types.evaluation import EvaluationReport
+from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy
 from tests.environments.playing import loaded_source, opened, report
 from tests.episodes import make_runner, run_items
@@ -76,6 +77,32 @@ async def test_the_packages_own_score_is_the_reward(tmp_path):
         records = await run_items(make_runner(agent, policy), items)
     found = [(report(record)["reward"], report(record)["solved"]) for record in records]
     assert found == [(1.0, 1.0), (0.01, 0.0), (1.0, 1.0)]
+
+
+async def play_orders(folder):
+    """Returns the questions and how their episodes end where the first word is replied, with two workers."""
+    policy = ScriptedPolicy(lambda request: request.messages[0]["content"].split()[0])
+    block = gym(name="orders", size=6, num_workers=2, answer="reply")
+    async with opened(folder, environment=block) as (agent, items):
+        records = await run_items(make_runner(agent, policy), items)
+    return [item.input_obj for item in items], [(each.outcome, (report(each) or {}).get("reward")) for each in records]
+
+
+@pytest.mark.slow
+async def test_a_task_in_the_order_of_a_set_is_the_same_in_every_process(tmp_path):
+    questions, found = await play_orders(tmp_path)
+    assert found == [(Outcome.OK, 1.0)] * 6
+    assert (await play_orders(tmp_path))[0] == questions
+
+
+@pytest.mark.slow
+async def test_without_one_order_of_sets_no_episode_is_scored_by_another_task(tmp_path, monkeypatch, caplog):
+    """Mutation check; an episode is played again, perhaps by the worker that knows its task."""
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    questions, found = await play_orders(tmp_path)
+    assert {each for each in found if each[0] is Outcome.OK} == {(Outcome.OK, 1.0)}
+    assert re.search(r"orders-0000\d is another task each time: what it draws depends on more than the seed", caplog.text)
+    assert (await play_orders(tmp_path))[0] != questions
 
 
 async def test_an_answer_that_the_scorer_cannot_read_is_wrong_and_a_scorer_that_never_works_is_reported(tmp_path):
@@ -218,6 +245,7 @@ def test_its_names_are_listed_without_importing_it():
         "differences",
         "doubles",
         "needs",
+        "orders",
         "sums",
     ]
     assert "reasoning_gym" not in sys.modules

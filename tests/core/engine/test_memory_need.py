@@ -55,6 +55,14 @@ def test_lora_adds_little(load, learner):
     assert estimate_training(load(lora={"rank": 2}).learner) < 0.3 * estimate_training(learner)
 
 
+def test_of_a_micro_batch_one_sample_counts(load, monkeypatch):
+    monkeypatch.setattr(memory_need, "_estimate_micro_batch", lambda model, tokens: 10**12 * tokens)
+    learner = load(max_model_len=100, batch={"micro_batch_tokens": 8192}).learner
+    assert estimate_training(learner) // 10**12 == 100
+    learner.micro_batch_tokens = 64  # as after an error
+    assert estimate_training(learner) // 10**12 == 64
+
+
 def test_processes_share_the_memory_of_a_machine_but_not_a_gpu(learner, monkeypatch):
     monkeypatch.setattr(memory_need, "measure_memory", lambda device: MemoryUse("cpu", 2 * GIB, 8 * GIB))
     assert measure_need(learner, 2).total == 4 * GIB

@@ -41,7 +41,10 @@ class MemoryNeed:
 def estimate_training(learner: Learner) -> int:
     """Returns the bytes that training adds to a loaded model.
 
-    Example: 1,000 weights in float32, AdamW -> 24,000, and what one micro-batch keeps.
+    Micro-batches are halved when memory runs out, down to one sample, so the longest one counts. Sharding saves nothing
+    of it.
+
+    Example: 1,000 weights in float32, AdamW -> 24,000, and what one sample keeps.
     """
     num_states = len(get_state_keys(learner.config.optimizer) - {"step"})
     added = 0
@@ -51,7 +54,8 @@ def estimate_training(learner: Learner) -> int:
         per_weight = FLOAT + num_states * FLOAT  # gradient and state
         per_weight += size + num_states * FLOAT + (FLOAT if is_copied else 0)  # to undo a job
         added += parameter.numel() * per_weight
-    return added + _estimate_micro_batch(learner.model, learner.micro_batch_tokens)
+    longest = min(learner.micro_batch_tokens, learner.model.max_model_len)
+    return added + _estimate_micro_batch(learner.model, longest)
 
 
 def _estimate_micro_batch(model: CausalModel, num_tokens: int) -> int:

@@ -134,10 +134,12 @@ class ShardedModel:
             yield
             return
         self._bring(names)
-        yield
-        for name in names:
-            self.put(name, self.model.module.get_parameter(name))
-        self._free(names)
+        try:
+            yield
+            for name in names:
+                self.put(name, self.model.module.get_parameter(name))
+        finally:
+            self._free(names)
 
     @torch.no_grad()
     def take_shards(self) -> None:

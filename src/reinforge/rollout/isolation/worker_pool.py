@@ -310,8 +310,9 @@ class ProcessTransport:
             start = 0 if python == sys.executable else "len(sys.path)"
             program = PROGRAM.format(start=start, path=sys.path, descriptor=theirs.fileno())
             command = [python, *["-O"] * sys.flags.optimize, "-c", program]
+            variables = {"PYTHONHASHSEED": "0", **os.environ}  # sets of strings have one order in all of them
             process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True, env=variables
             )
         reader, writer = await asyncio.open_connection(sock=ours, limit=get_limits().message_bytes)
         return cls(process, reader, writer)
