@@ -174,7 +174,9 @@ class ReasoningTask(Environment):
         dataset = self.source.datasets[self.row["task"], self.row.get("level")]
         entry = dataset[self.row["index"]]
         if entry["question"] != self.row["question"]:
-            raise RuntimeError(f"{self.row['id']} is another task each time: what it draws depends on more than the seed")
+            raise RuntimeError(
+                f"{self.row['id']} is another task each time: what it draws depends on more than the seed"
+            )
         answer = find_answer(reply.text, str(entry["answer"]), self.source.config.answer)
         reward = _score(dataset, answer, entry)
         return StepResult(reward=reward, done=True, info={"solved": reward >= 1.0})
