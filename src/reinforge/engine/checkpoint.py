@@ -17,15 +17,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
@@ -69,14 +68,7 @@ def hide_progress_bars() -> Iterator[None]:
 
 
 def write(
-    folder: Path,
-    model: CausalModel,
-    tokenizer: Any,
-    learner: Learner,
-    version: int,
-    num_begun: int,
-    *,
-    with_training: bool = True,
+    folder: Path, tokenizer: Any, learner: Learner, version: int, num_begun: int, *, with_training: bool = True
 ) -> None:
     """Writes a checkpoint's files into a new folder; the caller makes them durable with `commit_folder`.
 
@@ -84,10 +76,10 @@ def write(
     first all else.
 
     Args:
-        model: The model; of one with adapters the active one is written.
-        learner: Has the training state.
+        learner: Has the model, of whose adapters the active one is written, and the training state.
         with_training: False: only the model is written.
     """
+    model = learner.model
     moments = {name: value.detach() for name, value in learner.state().items()} if with_training else {}
     num_bytes: int | None = None
     if learner.sharded is None:
@@ -95,12 +87,21 @@ def write(
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*weights.values(), *moments.values()))
     with storage_boundary(folder, num_bytes), hide_progress_bars():
         folder.mkdir(parents=True, exist_ok=True)
-        _write_model(folder, model, learner.sharded)
         if with_training:
             (folder / TRAINING).mkdir(exist_ok=True)
-            _write_moments(folder / TRAINING, moments, learner.sharded)
-        if learner.sharded is not None and not learner.sharded.is_first:
-            return
+        whole = folder / TRAINING / OPTIMIZER
+        if learner.sharded is not None:
+            from reinforge.engine.training import sharded_files
+
+            sharded_files.write_model(folder, model, learner.sharded)
+            if with_training:
+                sharded_files.write_moments(whole, moments, learner.sharded)
+            if not learner.sharded.is_first:
+                return
+        else:
+            model.module.save_pretrained(folder)
+            if with_training:
+                save_file({name: value.cpu().contiguous() for name, value in moments.items()}, whole)
         tokenizer.save_pretrained(folder)
         if not with_training:
             return
@@ -110,33 +111,6 @@ def write(
             head = {name: value.cpu().contiguous() for name, value in learner.critic.state_dict().items()}
             save_file(head, folder / TRAINING / CRITIC)
         (folder / TRAINING / "state.json").write_text(json.dumps(asdict(state), indent=2) + "\n")
-
-
-def _write_model(folder: Path, model: CausalModel, sharded: ShardedModel | None) -> None:
-    if sharded is None or not sharded.is_divided:
-        if sharded is None or sharded.is_first:
-            model.module.save_pretrained(folder)
-    elif model.has_adapters:
-        with sharded.use_whole(sharded.shards):
-            if sharded.is_first:
-                model.module.save_pretrained(folder)
-    else:  # one weight after the other, so that no device has all of them
-        buffers = dict(model.module.named_buffers())
-        whole = {name: tensor for name, tensor in model.module.state_dict().items() if name in buffers}
-        for name in sharded.shapes:
-            joined = sharded.join(name)
-            if sharded.is_first:
-                whole[name] = joined.cpu()
-        if sharded.is_first:
-            model.module.save_pretrained(folder, state_dict=whole)
-
-
-def _write_moments(folder: Path, moments: Mapping[str, Tensor], sharded: ShardedModel | None) -> None:
-    name = OPTIMIZER
-    if sharded is not None:
-        name = f"optimizer-{sharded.peers.rank + 1:05d}-of-{sharded.peers.size:05d}.safetensors"
-        moments = {key: each for key, each in moments.items() if sharded.is_first or sharded.has_rows(key, each.ndim)}
-    save_file({key: value.cpu().contiguous() for key, value in moments.items()}, folder / name)
 
 
 @torch.no_grad()
@@ -207,43 +181,14 @@ def load_training(folder: Path, learner: Learner) -> tuple[dict[str, Tensor], Tr
         return None
     with boundary(EngineError, f"cannot read {training}"):
         state = TrainingState(**json.loads((training / "state.json").read_text()))
-        return _read_moments(_find_moments(training), learner), state
+        model = learner.model
+        rename = partial(rename_adapter, adapter=model.adapter) if model.has_adapters else str
+        whole = training / OPTIMIZER
+        if learner.sharded is None and whole.is_file():
+            return {rename(name): value for name, value in load_file(whole).items()}, state
+        from reinforge.engine.training.sharded_files import read_moments
 
-
-def _find_moments(folder: Path) -> list[Path]:
-    """Returns the files of the optimizer's state, in the order of their rows."""
-    parts = sorted(folder.glob("optimizer-*-of-*.safetensors"))
-    if parts and not parts[-1].stem.endswith(f"-of-{len(parts):05d}"):
-        raise EngineError(f"{len(parts)} parts of the optimizer's state are here, and the last is {parts[-1].name}")
-    return parts or [folder / OPTIMIZER]
-
-
-def _read_moments(files: Sequence[Path], learner: Learner) -> dict[str, Tensor]:
-    """Returns the tensors that a learner needs, of each the rows that it has; one file after the other is open."""
-    sharded, counts = learner.sharded, Counter[str]()
-    for file in files:
-        with safe_open(file, "pt") as part:
-            counts.update({key: sum(part.get_slice(key).get_shape()[:1]) for key in part.keys()})  # noqa: SIM118
-    rows: dict[str, list[Tensor]] = {}
-    first = Counter[str]()  # of each tensor, the number of its first row in a file
-    for file in files:
-        with safe_open(file, "pt") as part:
-            for key in part.keys():  # noqa: SIM118  it is no mapping
-                name = rename_adapter(key, learner.model.adapter) if learner.model.has_adapters else key
-                shape = part.get_slice(key).get_shape()
-                if not shape:
-                    rows[name] = [part.get_tensor(key).clone()]  # of a file that is mapped as long as a part is used
-                    continue
-                wanted = slice(0, counts[key])
-                if sharded is not None and sharded.has_rows(name, len(shape)):
-                    wanted = sharded.choose_rows(counts[key])
-                start, stop = max(wanted.start - first[key], 0), min(wanted.stop - first[key], shape[0])
-                first[key] += shape[0]
-                if start < stop or name not in rows:
-                    found = part.get_slice(key)[start : max(start, stop)]
-                    rows.setdefault(name, []).append(found if len(files) == 1 else found.clone())
-                    del found
-    return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in rows.items()}
+        return read_moments(whole, learner.sharded, rename), state
 
 
 def rename_adapter(name: str, adapter: str) -> str:
@@ -256,38 +201,3 @@ def rename_adapter(name: str, adapter: str) -> str:
 
 def restore_rng(state: TrainingState) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(base64.b64decode(state.rng)), dtype=torch.uint8))
-
-
-LORA_PARTS = (".lora_", ".modules_to_save.")
-
-
-def write_base_model(folder: Path, model: CausalModel, tokenizer: Any, sharded: ShardedModel | None = None) -> None:
-    """Writes a model without its adapters; where it is sharded, all processes call it together."""
-    with nullcontext() if sharded is None else sharded.use_whole():
-        if sharded is None or sharded.is_first:
-            _write_base_model(folder, model, tokenizer)
-
-
-def _write_base_model(folder: Path, model: CausalModel, tokenizer: Any) -> None:
-    weights = find_base_weights(model)
-    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-    with storage_boundary(folder, num_bytes), hide_progress_bars():
-        folder.mkdir(parents=True)
-        if model.has_adapters:
-            model.module._hf_peft_config_loaded = False  # else only the adapters are saved
-            try:
-                model.module.save_pretrained(folder, state_dict=weights)
-            finally:
-                model.module._hf_peft_config_loaded = True
-        else:
-            model.module.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-
-def find_base_weights(model: CausalModel) -> dict[str, Tensor]:
-    """Returns the model's own weights by the names that they have without adapters."""
-    return {
-        name.replace(".base_layer.", "."): tensor
-        for name, tensor in model.module.state_dict().items()
-        if not any(part in name for part in LORA_PARTS)
-    }

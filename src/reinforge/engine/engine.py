@@ -29,7 +29,6 @@ import torch
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
-from reinforge.engine.checkpoint import write_base_model
 from reinforge.engine.devices import is_out_of_memory, repeat_sums
 from reinforge.engine.jobs import EngineJobs, ServedCopy
 from reinforge.engine.learning_rate import fill_in_learning_rate, fill_in_stages
@@ -662,11 +661,13 @@ class Engine:
         Where the model is sharded, all processes call it together, and each writes its part.
         """
         name, num_begun = self._jobs.resolve_adapter(adapter), self._sampler.num_begun
-        what = self.model, self.tokenizer, self._learners[name], version, num_begun
+        what = self.tokenizer, self._learners[name], version, num_begun
         self._call(lambda: checkpoint.write(folder, *what, with_training=with_training), name)
 
     def write_base(self, folder: Path) -> None:
         """Writes the model without its adapters, and its tokenizer, into a new folder, for another program."""
+        from reinforge.engine.model_description import write_base_model
+
         self._call(lambda: write_base_model(folder, self.model, self.tokenizer, self.learner.sharded))
 
     def load_weights(self, folder: str | Path, adapter: str | None = None) -> None:

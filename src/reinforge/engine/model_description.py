@@ -1,20 +1,26 @@
-"""What another program needs to know to sample a model, and its requests rendered without the weights."""
+"""What another program needs to sample a model: its description, its files, its requests without the weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
 from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.request_codec import RequestCodec
+from reinforge.files import storage_boundary
 
 if TYPE_CHECKING:
     from reinforge.config.policy import PolicyConfig
     from reinforge.engine.model.causal_model import CausalModel
     from reinforge.engine.sampling.grammar import GrammarCompiler
+    from reinforge.engine.training.sharding import ShardedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +67,40 @@ def make_codec(
 
     renderer = PromptRenderer(tokenizer, ends, history=history)
     return RequestCodec(renderer, adapter, max_model_len, vocab_size, tuple(ends), open_grammars)
+
+
+LORA_PARTS = (".lora_", ".modules_to_save.")
+
+
+def write_base_model(folder: Path, model: CausalModel, tokenizer: Any, sharded: ShardedModel | None = None) -> None:
+    """Writes a model without its adapters; where it is sharded, all processes call it together."""
+    with nullcontext() if sharded is None else sharded.use_whole():
+        if sharded is None or sharded.is_first:
+            _write_base_model(folder, model, tokenizer)
+
+
+def _write_base_model(folder: Path, model: CausalModel, tokenizer: Any) -> None:
+    from reinforge.engine.checkpoint import hide_progress_bars  # imports what trains, which a driver of Ray never needs
+
+    weights = find_base_weights(model)
+    num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+    with storage_boundary(folder, num_bytes), hide_progress_bars():
+        folder.mkdir(parents=True)
+        if model.has_adapters:
+            model.module._hf_peft_config_loaded = False  # else only the adapters are saved
+            try:
+                model.module.save_pretrained(folder, state_dict=weights)
+            finally:
+                model.module._hf_peft_config_loaded = True
+        else:
+            model.module.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def find_base_weights(model: CausalModel) -> dict[str, Tensor]:
+    """Returns the model's own weights by the names that they have without adapters."""
+    return {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in model.module.state_dict().items()
+        if not any(part in name for part in LORA_PARTS)
+    }

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from reinforge.engine import devices
-from reinforge.engine.devices import MemoryUse, allocate_file
-from reinforge.engine.training import memory_need
+from reinforge.engine.devices import MemoryUse
+from reinforge.engine.training import memory_need, scarce_memory
 from reinforge.engine.training.memory_need import MemoryNeed, estimate_training, measure_need, needs_sharding
+from reinforge.engine.training.scarce_memory import allocate_file
 from reinforge.errors import StorageError
 from tests.engines import load_engine, train
 from tests.samples import random_samples
@@ -133,6 +133,6 @@ def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(devices.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(scarce_memory.os, "posix_fallocate", refuse)
     with pytest.raises(StorageError, match=rf"cannot write {re.escape(str(tmp_path))} \(64 bytes\).*bytes are free"):
         allocate_file({"a": torch.zeros(3)})

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from reinforge.engine.devices import allocate_file
 from reinforge.engine.model.adapters import read_scales, write_scales
 from reinforge.engine.training.learner import Learner
 
@@ -15,7 +14,7 @@ from reinforge.engine.training.learner import Learner
 class LearnerSnapshot:
     """A copy of a learner's weights, including its critic's, of its adapter's scale, and of its optimizer state.
 
-    Memory is scarce where a model is sharded, so the copy is elsewhere then (`copy_elsewhere`).
+    That of a sharded model is elsewhere (`scarce_memory.py`).
     """
 
     @torch.no_grad()
@@ -23,7 +22,7 @@ class LearnerSnapshot:
         self._learner, self._num_steps = learner, learner.num_steps
         self._adapter, self._scales = learner.model.adapter, read_scales(learner.model, learner.model.adapter)
         self._stage = (learner.stage, learner.config, learner.stage_version)
-        copy = copy_here if learner.sharded is None else copy_elsewhere
+        copy = clone if learner.sharded is None else learner.sharded.copy
         self._weights, self._moments = copy(learner.parameters), copy(learner.state())
 
     @torch.no_grad()
@@ -70,17 +69,5 @@ class EngineJob:
             snapshot.restore()
 
 
-def copy_here(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def copy_elsewhere(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns copies of an accelerator's tensors in the host's memory, and of the host's in a file without a name.
-
-    The kernel may write such a file to disk and free its memory. It exists as long as one of its copies.
-    """
-    on_host = [name for name, tensor in tensors.items() if tensor.device.type == "cpu"]
-    found = allocate_file({name: tensors[name] for name in on_host})
-    for name in on_host:
-        found[name].copy_(tensors[name].detach())
-    return {name: found[name] if name in found else tensor.detach().cpu() for name, tensor in tensors.items()}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from reinforge.config.policy import PolicyConfig
-from reinforge.engine.devices import return_freed_memory
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.heads import CRITIC_PREFIX, ValueHead
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
@@ -42,6 +41,7 @@ class ShardedOptimizer(ScheduledOptimizer):
         Args:
             stays_divided: No job leaves whole weights, since another program samples.
         """
+        from reinforge.engine.training.scarce_memory import return_freed_memory
         from reinforge.engine.training.sharding import ShardedModel
 
         assert self.peers is not None

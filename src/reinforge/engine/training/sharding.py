@@ -35,6 +35,7 @@ from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate, make_plain_sample
 from reinforge.engine.training.logprobs import token_logprobs
 from reinforge.engine.training.micro_batches import make_micro_batches
+from reinforge.engine.training.scarce_memory import copy_elsewhere
 from reinforge.errors import EngineError
 from reinforge.types.sample import FloatArray, TrainingSample
 
@@ -107,6 +108,8 @@ class ShardedModel:
     def is_first(self) -> bool:
         """True in the process that writes what all have in common."""
         return self.peers.rank == 0
+
+    copy = staticmethod(copy_elsewhere)
 
     def divide(self) -> None:
         self.is_divided = True
