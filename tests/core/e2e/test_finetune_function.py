@@ -86,9 +86,9 @@ def test_a_name_that_is_taken_says_what_to_do_and_overwrite_replaces_the_run(run
         run(overwrite=True, num_generations=0)
     assert (tmp_path / "r" / "mark").exists(), "an invalid call removes nothing"
     (tmp_path / "r" / "mark").unlink()
-    before = (tmp_path / "r" / "summary.json").stat().st_ino
+    before = (tmp_path / "r" / "summary.json").stat().st_mtime_ns
     assert run(overwrite=True).status == "completed"
-    assert (tmp_path / "r" / "summary.json").stat().st_ino != before
+    assert (tmp_path / "r" / "summary.json").stat().st_mtime_ns != before
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("r",)] == []
 
 
