@@ -53,8 +53,8 @@ def forget_the_optimizer():
 def forget_the_stage():
     load_training = checkpoint.load_training
 
-    def forgetful(folder):
-        found = load_training(folder)
+    def forgetful(folder, learner):
+        found = load_training(folder, learner)
         return None if found is None else (found[0], replace(found[1], stage=None))
 
     checkpoint.load_training = forgetful
