@@ -108,7 +108,6 @@ def train(
         listener = listen(HOST) if rank == 0 else None
         if listener is not None:
             ports.put(listener.getsockname()[1])
-            listener.settimeout(None)
         barrier.wait()
         port = ports.get()
         ports.put(port)

@@ -102,7 +102,7 @@ async def test_without_one_order_of_sets_no_episode_is_scored_by_another_task(tm
     questions, found = await play_orders(tmp_path)
     assert {each for each in found if each[0] is Outcome.OK} == {(Outcome.OK, 1.0)}
     assert re.search(
-        r"orders-0000\d is another task each time: what it draws depends on more than the seed", caplog.text
+        r"orders-0000\d is not the task that was shown: its dataset depends on more than the seed", caplog.text
     )
     assert (await play_orders(tmp_path))[0] != questions
 

@@ -82,10 +82,15 @@ ELSEWHERE = {"samples_elsewhere": True}
 )
 def test_where_another_program_samples_no_process_has_the_whole_model(tiny_model_dir, tmp_path, size, policy, job):
     settings = ELSEWHERE | {"keep_reference": "reference" in job, "critic": "critic" in job}
-    job = make_job(tiny_model_dir, policy=policy, rollback=not job, settings=settings, **job)
+    job = make_job(tiny_model_dir, policy=policy, rollback=not job, settings=settings, base="lora" in policy, **job)
     [alone], expected = run(tmp_path / "one", 1, job)
     found, weights = run(tmp_path / "shards", size, job)
     assert {each["whole"] for each in found} == {0}
+    if job["base"]:
+        base, loaded = (
+            load_file(place / "model.safetensors") for place in (tmp_path / "shards" / "base", tiny_model_dir)
+        )
+        assert measure_distance(loaded, base) == 0
     assert alone["whole"] > 0
     assert measure_distance(expected, weights) < 1e-5
     assert len({each["fingerprint"] for each in found}) == 1

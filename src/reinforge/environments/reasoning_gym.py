@@ -175,7 +175,7 @@ class ReasoningTask(Environment):
         entry = dataset[self.row["index"]]
         if entry["question"] != self.row["question"]:
             raise RuntimeError(
-                f"{self.row['id']} is another task each time: what it draws depends on more than the seed"
+                f"{self.row['id']} is not the task that was shown: its dataset depends on more than the seed"
             )
         answer = find_answer(reply.text, str(entry["answer"]), self.source.config.answer)
         reward = _score(dataset, answer, entry)

@@ -22,7 +22,7 @@ class LearnerSnapshot:
         self._learner, self._num_steps = learner, learner.num_steps
         self._adapter, self._scales = learner.model.adapter, read_scales(learner.model, learner.model.adapter)
         self._stage = (learner.stage, learner.config, learner.stage_version)
-        copy = clone if learner.sharded is None else learner.sharded.copy
+        copy = clone if learner.sharded is None else learner.sharded.copy_tensors
         self._weights, self._moments = copy(learner.parameters), copy(learner.state())
 
     @torch.no_grad()

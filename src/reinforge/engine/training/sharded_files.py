@@ -69,7 +69,7 @@ def read_moments(whole: Path, sharded: ShardedModel | None, rename: Callable[[st
     first = Counter[str]()  # of each tensor, the number of its first row in a file
     for file in files:
         with safe_open(file, "pt") as part:
-            for key in part.keys():  # noqa: SIM118  it is no mapping
+            for key in part.keys():  # noqa: SIM118  not a mapping
                 shape = part.get_slice(key).get_shape()
                 name = rename(key)
                 if not shape:

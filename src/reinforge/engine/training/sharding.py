@@ -109,7 +109,7 @@ class ShardedModel:
         """True in the process that writes what all have in common."""
         return self.peers.rank == 0
 
-    copy = staticmethod(copy_elsewhere)
+    copy_tensors = staticmethod(copy_elsewhere)
 
     def divide(self) -> None:
         self.is_divided = True
