@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from reinforge.config.loader import load_config
-from reinforge.environments.bfcl import CHECKED, NO_CALL, BfclConfig, FunctionCalls
+from reinforge.environments.bfcl import CHECKED, NO_CALL, BfclConfig, FunctionCalls, choose_calls
+from reinforge.environments.text_tools import read_calls, write_calls
 from reinforge.errors import ConfigError
 from reinforge.types.environment import Reply, StepResult, ToolUse
 from tests.generated import DOCS
@@ -73,7 +74,11 @@ async def play(source: FunctionCalls, *calls: dict[str, dict[str, object]]) -> S
 async def test_the_rows_of_several_categories_become_tasks_with_tools(package):
     source = make("simple_python+irrelevance")
     rows = [item.full_dataset_entry for item in source.load()]
-    assert [(row["id"], row["answer"]) for row in rows] == [("simple_python", [ANSWER]), ("irrelevance", [])]
+    found = [(row["id"], row["answer"], row["possible_answers"]) for row in rows]
+    assert found == [
+        ("simple_python", "math_power(base=2.0, exponent=3)", [ANSWER]),
+        ("irrelevance", None, []),
+    ]
     observation = await source.create().reset(source.load()[0], 0)
     assert observation.messages == [{"role": "user", "content": "2 ** 3?"}]
     function = observation.tools[0]["function"]
@@ -104,6 +109,19 @@ async def test_the_checker_decides_and_a_partial_reward_counts_arguments(package
     result = await play(make(name), *calls)
     assert (result.reward, result.done, result.info["solved"]) == (exact, True, exact == 1.0)
     assert (await play(make(name, reward="partial"), *calls)).reward == pytest.approx(partial)
+
+
+async def test_the_expected_answer_is_a_reply_that_the_checker_accepts(package):
+    source = make("simple_python+parallel")
+    for item in source.load():
+        environment = source.create()
+        tools = (await environment.reset(item, 0)).tools
+        assert (await environment.step(Reply("", read_calls(item.expected_output_obj, tools)))).reward == 1.0
+
+
+def test_an_expected_answer_has_the_first_values_also_within_lists_and_none_that_may_be_left_out():
+    values = {"at": [{"x": [1, 2], "y": ["", 3]}], "tags": [["a", "b"], ["c"]], "by": ["", "me"], "on": [True]}
+    assert write_calls(choose_calls([{"go.to": values}])) == 'go_to(at={"x": 1, "y": 3}, tags=["a", "b"], on=True)'
 
 
 def test_the_configuration_of_the_page_is_read(tmp_path):

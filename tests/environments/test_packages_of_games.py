@@ -121,7 +121,9 @@ def test_self_is_the_policy_untrained_and_another_opponent_must_be_there(tmp_pat
 def test_to_fail_is_worse_than_to_lose(tmp_path, environment, given, penalty):
     sections = {"environment": environment, "finetuning": {"outcomes": given}}
     (tmp_path / "run.yml").write_text(yaml.safe_dump(sections))
-    assert load_config(tmp_path / "run.yml").config.finetuning.outcomes.overlong == penalty
+    config = load_config(tmp_path / "run.yml").config
+    assert config.finetuning.outcomes.overlong == penalty
+    assert all(each.failed == 0.0 for name, each in config.eval.evaluators.items() if name != "reward")
 
 
 async def test_a_game_for_one_player(tmp_path):

@@ -70,6 +70,14 @@ async def test_a_dataset_in_a_folder_of_its_own_is_found(tmp_path):
     assert reasoning_gym.find_datasets()["doubles"] == "reasoning_gym.arithmetic.deep.doubles"
 
 
+async def test_where_several_answers_are_right_the_example_is_expected_and_the_package_still_decides(tmp_path):
+    policy = ScriptedPolicy(lambda request: "ba0" if "ab0" in request.messages[0]["content"] else "ab1")
+    async with opened(tmp_path, environment=gym(name="anagrams", size=3)) as (agent, items):
+        records = await run_items(make_runner(agent, policy), items)
+    assert [item.expected_output_obj for item in items] == ["0ba", "1ba", "2ba"]
+    assert [report(record)["reward"] for record in records] == [1.0, 0.0, 0.0]
+
+
 async def test_the_packages_own_score_is_the_reward(tmp_path):
     replies = {"0 + 1?": "It is 0 + 1 = 1.", "1 + 1?": "3", "2 + 1?": "<answer>3</answer> not 4"}
     policy = ScriptedPolicy(lambda request: replies[request.messages[0]["content"].partition("\n")[0]])
@@ -244,6 +252,7 @@ async def test_what_cannot_be_loaded_is_named_before_any_work(tmp_path, block, m
 
 def test_its_names_are_listed_without_importing_it():
     assert REGISTRY.get("environment", "reasoning_gym").config_type.list_names() == [
+        "anagrams",
         "differences",
         "doubles",
         "needs",

@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from reinforge.config.schema import EnvironmentConfig
+from reinforge.environments.text_tools import write_calls
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.interfaces import Environment, EnvironmentSource
 from reinforge.registry import register_environment
-from reinforge.types.environment import Observation, Reply, StepResult
+from reinforge.types.environment import Observation, Reply, StepResult, ToolUse
 from reinforge.types.evaluation import EvalInputItem
 
 PACKAGE, FILE = "bfcl_eval", "BFCL_v4_{}.json"
@@ -38,6 +39,7 @@ class BfclConfig(EnvironmentConfig, name="bfcl"):
 
     install: ClassVar[str] = "pip install --no-deps bfcl-eval"
     license: ClassVar[str] = "Apache-2.0"
+    metrics: ClassVar[tuple[str, ...]] = ("solved",)
 
     @classmethod
     def list_names(cls) -> list[str]:
@@ -54,7 +56,7 @@ class BfclConfig(EnvironmentConfig, name="bfcl"):
 
 @register_environment(config_type=BfclConfig)
 class FunctionCalls(EnvironmentSource):
-    """Rows such as `{"id": "simple_python_1", "question": ..., "answer": [...], "task": "simple_python", ...}`."""
+    """Rows such as `{"id": "simple_python_1", "question": ..., "answer": "f(x=1)", "possible_answers": ..., ...}`."""
 
     def __init__(self, config: BfclConfig):
         self.config, self.folder = config, config.find_package(PACKAGE, "bfcl-eval") / "data"
@@ -76,7 +78,8 @@ class FunctionCalls(EnvironmentSource):
             {
                 "id": row_id,
                 "question": entry["question"][0][-1]["content"],
-                "answer": answers[row_id]["ground_truth"] if answers else [],
+                "answer": write_calls(choose_calls(answers[row_id]["ground_truth"])) if answers else None,
+                "possible_answers": answers[row_id]["ground_truth"] if answers else [],
                 "task": name,
                 "messages": entry["question"][0],
                 "functions": entry["function"],
@@ -104,7 +107,7 @@ class FunctionCallTask(Environment):
         if self.row["task"] in NO_CALL:
             solved = not given
             return StepResult(reward=float(solved), done=True, info={"solved": solved, "called": not solved})
-        expected = self.row["answer"]
+        expected = self.row["possible_answers"]
         verdict = self.source.check(self.row["functions"], given, expected, self.row["task"])
         solved = bool(verdict["valid"])
         partial = 1.0 if solved else self._score(given, expected)
@@ -144,6 +147,31 @@ class FunctionCallTask(Environment):
                 [alone], [{name: {key: arguments[key]}}], [{function["name"]: {key: answers[key]}}], "simple"
             )["valid"]
         )
+
+
+def choose_calls(answers: Calls) -> list[ToolUse]:
+    """Returns one of the right answers: the first value of each argument, without the arguments that may be left out.
+
+    Example: `[{"math.power": {"base": [2.0, 2], "to": ["", 3]}}]` -> `[ToolUse("0", "math_power", {"base": 2.0})]`.
+    """
+    return [
+        ToolUse(
+            str(number),
+            to_tool_name(name),
+            _choose_first({key: each for key, each in values.items() if "" not in each}),
+        )
+        for number, answer in enumerate(answers)
+        for name, values in answer.items()
+    ]
+
+
+def _choose_first(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _choose_first(next((one for one in each if one != ""), "") if isinstance(each, list) else each)
+            for key, each in value.items()
+        }
+    return [_choose_first(each) for each in value] if isinstance(value, list) else value
 
 
 def build_tools(functions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

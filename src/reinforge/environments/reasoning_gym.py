@@ -29,6 +29,7 @@ MAX_DRAWS = 4  # tasks that are drawn for each one that is wanted, since some re
 NAME = re.compile(r"^DATASET_NAME = [\"'](\w+)[\"']|^register_dataset\([\"'](\w+)[\"']", re.MULTILINE)
 ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+EXAMPLES = ("example_answer", "possible_answer", "example_correct_answer")
 LABEL = re.compile(r"^.*\banswer(?: is)?\s*:?\s*", re.IGNORECASE)
 
 
@@ -140,7 +141,7 @@ class ReasoningGym(EnvironmentSource):
         row = {
             "id": f"{name}-{index:05}" if level is None else f"{name}-{level}-{index:05}",
             "question": entry["question"],
-            "answer": entry["answer"],
+            "answer": entry["answer"] if entry["answer"] is not None else _find_example(metadata),
             "task": name,
             "index": index,
             "metadata": metadata,
@@ -180,6 +181,11 @@ class ReasoningTask(Environment):
         answer = find_answer(reply.text, str(entry["answer"]), self.source.config.answer)
         reward = _score(dataset, answer, entry)
         return StepResult(reward=reward, done=True, info={"solved": reward >= 1.0})
+
+
+def _find_example(metadata: dict[str, Any]) -> Any:
+    """Returns one of several right answers, as the datasets without a single one name it, or None."""
+    return next((metadata[key] for key in EXAMPLES if key in metadata), None)
 
 
 def _score(dataset: Any, answer: str | None, entry: dict[str, Any]) -> float:

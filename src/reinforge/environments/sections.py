@@ -22,7 +22,7 @@ def fill_in(document: Document, registry: Registry) -> None:
     if (build := getattr(config_type, "build_sections", None)) is not None:
         _merge(data, build(data[KIND] if isinstance(data[KIND], dict) else vars(data[KIND])))
     metrics = getattr(config_type, "metrics", ())
-    scores = {name: {"_type": "reported_reward", "metric": name} for name in metrics}
+    scores = {name: {"_type": "reported_reward", "metric": name, "failed": 0.0} for name in metrics}
     _set_missing(data, {"llms": {"agent": {"_type": "policy"}}, "workflow": {}, "eval": {}})
     _set_missing(data["workflow"], {"_type": KIND})
     _check_opponent(document)

@@ -17,7 +17,7 @@ from typing import Any
 
 from reinforge.bounded import decode_json_prefix
 from reinforge.dialects.families.call_reader import refuse_twice
-from reinforge.dialects.families.python_calls import PythonCalls
+from reinforge.dialects.families.python_calls import PythonCalls, write_value
 from reinforge.types.environment import Observation, ToolUse
 
 PROMPT = """Functions:
@@ -111,6 +111,14 @@ def read_calls(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolUse]:
             calls.append(ToolUse(str(len(calls)), *call))
             position = end
     return calls
+
+
+def write_calls(calls: Sequence[ToolUse]) -> str:
+    """Returns calls as the examples write them, a line each."""
+    return "\n".join(
+        f"{call.name}({', '.join(f'{key}={write_value(each)}' for key, each in call.arguments.items())})"
+        for call in calls
+    )
 
 
 class SignatureReader(PythonCalls):

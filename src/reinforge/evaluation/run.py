@@ -239,7 +239,7 @@ class DatasetEvaluation(EvaluationRunner):
             item = with_steps(record) if getattr(evaluator, "reads_steps", True) else record.item
             known[name] = await score_item(evaluator, item, self.runner.limits.evaluator_timeout_s)
             if record.outcome.is_policy_failure and known[name].error is not None:  # there may be no answer to score
-                known[name] = self._penalize(record)
+                known[name] = self._penalize(record, getattr(evaluator, "failed_score", None))
             if (error := known[name].error) is not None:
                 self._failures.report(name, record.key.example_id, error)
         return known[name]
@@ -252,9 +252,9 @@ class DatasetEvaluation(EvaluationRunner):
             return self._penalize(record)
         return missing_score(record.item, "it compares answers, and this one was scored alone")
 
-    def _penalize(self, record: EpisodeRecord) -> EvalOutputItem:
-        """Returns the configured reward of a policy's failure, so that no figure leaves the episode out."""
-        penalty = getattr(self.outcomes, record.outcome.value)
+    def _penalize(self, record: EpisodeRecord, penalty: float | None = None) -> EvalOutputItem:
+        """Returns a penalty, else the configured reward of the policy's failure, so that no figure leaves it out."""
+        penalty = getattr(self.outcomes, record.outcome.value) if penalty is None else penalty
         return EvalOutputItem(id=record.item.id, score=penalty, reasoning=f"{record.outcome}: {record.reason}")
 
     async def validate(self, split: str, epoch: int, phase: str = "validate") -> EvaluationReport:

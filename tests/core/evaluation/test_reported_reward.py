@@ -2,6 +2,7 @@
 
 import pytest
 
+from reinforge.errors import PolicyFailure
 from reinforge.evaluation.evaluators.reported_reward import ReportedReward, ReportedRewardConfig
 from reinforge.rollout.episode import with_steps
 from reinforge.rollout.isolation.isolated_agent import open_isolated
@@ -42,6 +43,19 @@ async def test_the_report_of_an_agent_in_a_worker_counts(tmp_path):
 async def test_an_agent_without_a_report_has_no_score():
     result = await score(await run(lambda item, llm, context: "done"))
     assert (result.score, result.error) == (None, "the agent did not call context.reward(...)")
+
+
+async def test_a_failure_has_its_penalty_as_reward_and_a_share_stays_a_share():
+    """Of an episode that ends before the agent reports, `solved` is 0 where the reward of failures is -1."""
+
+    def fail(item, llm, context):
+        raise PolicyFailure("no move")
+
+    evaluation = make_evaluation(make_runner(bind_workflow(fail), policy_error=-1.0), examples(1))
+    for name, failed in (("reward", None), ("tests", None), ("solved", 0.0)):
+        evaluation.evaluators[name] = ReportedReward(ReportedRewardConfig(metric=name, failed=failed))
+    (record,) = await collect(evaluation)
+    assert {name: output.score for name, output in record.scores.items()} == {"reward": -1, "tests": -1, "solved": 0}
 
 
 async def test_a_reward_that_is_not_finite_is_the_agents_error():

@@ -16,6 +16,11 @@ class ReportedRewardConfig(EvaluatorConfig, name="reported_reward"):
     """Scores what the agent itself reported with `context.reward(value, **metrics)`, or what `workflow.reward` did."""
 
     metric: str = Field(default="reward", description="`reward`, or the name of another number that the agent reports.")
+    failed: float | None = Field(
+        default=None,
+        description="Score of an episode that failed because of the policy and reported nothing, such as 0 for a "
+        "share; null: the reward that finetuning.outcomes gives it.",
+    )
 
 
 @register_evaluator(config_type=ReportedRewardConfig)
@@ -25,7 +30,7 @@ class ReportedReward(Evaluator):
     is_function = True
 
     def __init__(self, config: ReportedRewardConfig):
-        self.config = config
+        self.config, self.failed_score = config, config.failed
 
     async def evaluate(self, item: EvalInputItem) -> EvalOutputItem:
         reports = [
