@@ -3,6 +3,7 @@
 import pytest
 
 from reinforge import finetune
+from tests.core.e2e.test_tools import HERMES
 
 AGENT = """
 def read(text):
@@ -86,6 +87,19 @@ def test_an_agent_with_tools_does_not_learn_to_answer_without_them(answered):
     answered.write("task.py", AGENT.replace("SHOWN", "''").replace("max_tokens=6", f"max_tokens=6, tools={TOOLS}"))
     output = answered.finetune(code=2).output
     assert "none of the 29 expected answers can be imitated: 29 × the agent offers tools" in output
+
+
+def test_an_answer_that_is_a_call_of_an_offered_tool_is_made(answered):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": {}}}}}]
+    agent = AGENT.replace("SHOWN", "''").replace("max_tokens=6", f"max_tokens=90, tools={tools}")
+    agent = agent.replace("reply.choices[0].message.content", "str(reply.choices[0].message.tool_calls)")
+    answered.write("task.py", agent.replace("read(output) == expected", "'sky' in output"))
+    answered.write("template.jinja", HERMES)
+    answered.set("finetuning.policy.chat_template", "template.jinja").set("finetuning.num_epochs", 1)
+    answered.rows = [{**row, "answer": 'look(at="sky")'} for row in answered.rows]
+    result = answered.finetune(code=0)
+    assert "in the form '{answer}', which scores 1" in " ".join(result.output.split())
+    assert answered.history[0]["num_groups"] == 29
 
 
 def test_answers_that_the_agent_has_no_room_for_are_left_out(answered):

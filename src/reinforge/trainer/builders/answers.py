@@ -24,7 +24,9 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import Config, TrajectoryBuilderConfig
+from reinforge.dialects.families.family import ParsedReply
 from reinforge.dialects.tool_calls import prepare_request
+from reinforge.environments.text_tools import read_calls, write_calls
 from reinforge.errors import ConfigError, ContextOverflow, EvaluationError, Problem
 from reinforge.evaluation.demonstrations import RowFormat
 from reinforge.evaluation.run import DatasetEvaluation
@@ -59,14 +61,18 @@ NO_ANSWERS = Problem(
 
 @dataclass(frozen=True, slots=True)
 class GivenReply:
-    """A model that has one reply to every request."""
+    """A model that has one reply to every request; calls of tools that are offered, and nothing else, are made."""
 
     text: str
     is_policy: ClassVar[bool] = False
     model_name: ClassVar[str] = "expected answer"
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        return ModelReply({"role": "assistant", "content": self.text}, "stop", None)
+        uses = read_calls(self.text, request.tools) if request.tools else []
+        if not uses or write_calls(uses) != self.text:
+            return ModelReply({"role": "assistant", "content": self.text}, "stop", None)
+        calls = ParsedReply("", [(use.name, use.arguments) for use in uses])
+        return ModelReply(calls.build_message("expected"), "tool_calls", None)
 
 
 class NotImitatedError(Exception):
@@ -250,8 +256,8 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
         """Returns a trajectory for each call of the policy that is trained.
 
         Raises:
-            NotImitatedError: The reply has no score or a low one; the agent offers tools, so that one that answers at
-                once would learn to guess; its prompt has no chat template; or its `max_tokens` are too few.
+            NotImitatedError: The reply has no score or a low one; the agent offers tools and the answer calls none, so
+                that one that answers at once would learn to guess; its prompt has no chat template; or its `max_tokens` are too few.
         """
         if (reward := reward_of_episode(record)) is None:
             raise NotImitatedError(f"no score ({record.outcome})")
@@ -259,9 +265,10 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
             raise NotImitatedError(f"a score below {self._least:.3g} as a reply")
         config, found = self.run_config, list[Trajectory]()
         for call in record.calls:
-            if call.request.tools or call.request.prompt is not None:
-                what = "offers tools" if call.request.tools else "writes its prompts without a chat template"
-                raise NotImitatedError(f"the agent {what}")
+            if call.request.tools and not call.reply.message.get("tool_calls"):
+                raise NotImitatedError("the agent offers tools")
+            if call.request.prompt is not None:
+                raise NotImitatedError("the agent writes its prompts without a chat template")
             if is_trained_call(call, config.target_model, config.target_functions, self.policies):
                 found.append(await self._build_reply(call, record.key.example_id, len(found)))
         if not found:
