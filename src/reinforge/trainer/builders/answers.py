@@ -257,7 +257,8 @@ class AnswersTrajectoryBuilder(DatasetTrajectoryBuilder):
 
         Raises:
             NotImitatedError: The reply has no score or a low one; the agent offers tools and the answer calls none, so
-                that one that answers at once would learn to guess; its prompt has no chat template; or its `max_tokens` are too few.
+                that one that answers at once would learn to guess; its prompt has no chat template; or its `max_tokens`
+                are too few.
         """
         if (reward := reward_of_episode(record)) is None:
             raise NotImitatedError(f"no score ({record.outcome})")
