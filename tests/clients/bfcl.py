@@ -4,8 +4,8 @@ import asyncio
 import random
 import sys
 
+from reinforge.dialects.text_tools import read_calls
 from reinforge.environments.bfcl import CHECKED, NO_CALL, BfclConfig, FunctionCalls
-from reinforge.environments.text_tools import read_calls
 from reinforge.types.environment import Reply, ToolUse
 
 REFUSED = 18

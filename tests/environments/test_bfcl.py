@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from reinforge.config.loader import load_config
+from reinforge.dialects.text_tools import read_calls, write_calls
 from reinforge.environments.bfcl import CHECKED, NO_CALL, BfclConfig, FunctionCalls, choose_calls
-from reinforge.environments.text_tools import read_calls, write_calls
 from reinforge.errors import ConfigError
 from reinforge.types.environment import Reply, StepResult, ToolUse
 from tests.generated import DOCS

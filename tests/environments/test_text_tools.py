@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from reinforge.dialects.text_tools import read_calls, write_tools
 from reinforge.environments.agent import EnvironmentPlayer, EnvironmentWorkflowConfig
-from reinforge.environments.text_tools import read_calls, write_tools
 from reinforge.types.environment import Observation, Reply, StepResult
 
 PROPERTIES = {

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from reinforge.config.schema import DatasetConfig
+from reinforge.dialects.text_tools import PROMPT, read_calls, write_tools
 from reinforge.dialects.tool_calls import detect_tool_format
-from reinforge.environments.text_tools import PROMPT, read_calls, write_tools
 from reinforge.errors import ConfigError, PolicyFailure, Problem
 from reinforge.evaluation.datasets import RowDataset
 from reinforge.interfaces import Builder, DatasetLoader, PolicyServer

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from reinforge.config.schema import EnvironmentConfig
-from reinforge.environments.text_tools import write_calls
+from reinforge.dialects.text_tools import write_calls
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.interfaces import Environment, EnvironmentSource
 from reinforge.registry import register_environment

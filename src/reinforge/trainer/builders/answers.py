@@ -25,8 +25,8 @@ from pydantic import Field, field_validator
 
 from reinforge.config.schema import Config, TrajectoryBuilderConfig
 from reinforge.dialects.families.family import ParsedReply
+from reinforge.dialects.text_tools import read_calls, write_calls
 from reinforge.dialects.tool_calls import prepare_request
-from reinforge.environments.text_tools import read_calls, write_calls
 from reinforge.errors import ConfigError, ContextOverflow, EvaluationError, Problem
 from reinforge.evaluation.demonstrations import RowFormat
 from reinforge.evaluation.run import DatasetEvaluation
