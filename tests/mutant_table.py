@@ -512,8 +512,8 @@ MUTANTS = [
     Mutant(
         "Failing evaluators",
         "evaluation/run.py",
-        "        penalty = getattr(self.outcomes, record.outcome.value)\n",
-        "        penalty = None\n",
+        "            penalty = getattr(self.outcomes, record.outcome.value)\n",
+        "            penalty = None\n",
         "tests/fault/test_evaluators.py",
     ),
     Mutant(
@@ -615,6 +615,13 @@ MUTANTS = [
         "        while num_lost < 1:\n",
         "tests/fault/test_ray_faults.py::test_a_worker_that_dies_while_it_samples_costs_no_reply_and_is_replaced",
         is_slow=True,
+    ),
+    Mutant(
+        "A killed run continues by itself",
+        "cli/restarts.py",
+        "failures, progress = 1 if reached > progress else failures + 1, reached",
+        "failures, progress = failures + 1, reached",
+        "tests/fault/test_restarts.py::test_a_run_that_is_killed_again_and_again_ends_as_an_undisturbed_one",
     ),
     Mutant(
         "Long runs do not grow",

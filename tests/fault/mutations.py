@@ -18,7 +18,7 @@ import torch
 
 from reinforge import errors
 from reinforge.adapters import local
-from reinforge.cli import process
+from reinforge.cli import process, restarts
 from reinforge.crash import crash_point
 from reinforge.engine import checkpoint
 from reinforge.engine.engine import Engine
@@ -383,3 +383,28 @@ def forget_the_share_of_a_rung():
 
 def count_early_episodes_at_once():
     RunContext.expect_early = lambda context, epoch: None
+
+
+def forward_no_signals():
+    restarts.Keeper._forward = lambda keeper, number, frame: None
+
+
+def follow_no_parent():
+    restarts._follow = lambda parent: None
+
+
+def fail_once_with(error):
+    """Removes no safety: the first process of the run fails."""
+    return partial(_fail_once_with, error)
+
+
+def _fail_once_with(error):
+    run_config = run.run_config
+
+    def failing(*arguments):
+        if os.path.exists("failed"):
+            return run_config(*arguments)
+        open("failed", "w").close()
+        raise error
+
+    run.run_config = failing

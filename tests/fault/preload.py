@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import torch.profiler._cupti_monitor
-from transformers import AutoModelForCausalLM, AutoTokenizer, conversion_mapping
+from transformers import conversion_mapping
 from transformers.models.llama import modeling_llama
 
 import reinforge.cli.finetune
-import reinforge.engine.engine
+import reinforge.engine.preload
 import reinforge.evaluation.datasets
 import reinforge.improvement.api
 import reinforge.trainer.api
@@ -33,8 +33,6 @@ conversion_mapping.get_checkpoint_conversion_mapping("llama")  # patterns of all
 list(architecture._find_unknown_family("llama", {}))
 
 __all__ = [
-    "AutoModelForCausalLM",
-    "AutoTokenizer",
     "modeling_llama",
     "reinforge",
     "tests",

@@ -58,6 +58,13 @@ FLAG_PATHS = {
 @option("run_name", metavar="NAME", group=RUN, help="Name of the run folder; default: date, time and a random suffix.")
 @option("resume", metavar="RUN|last", group=RUN, help="Resume a stopped run; FILE is optional then.")
 @option("more", metavar="N", type=click.IntRange(min=1), group=RUN, help="With --resume: train N more epochs.")
+@option(
+    "restarts",
+    metavar="N",
+    type=click.IntRange(min=1),
+    group=RUN,
+    help="Resume by itself if the process is killed or its environment fails, up to N times without progress.",
+)
 @option("allow_config_change", is_flag=True, group=RUN, help="Resume even if the configuration has changed.")
 @option(
     "project_root",
@@ -104,6 +111,7 @@ def train(
     require_improvement: bool = False,
     run_name: str | None = None,
     resume: str | None = None,
+    restarts: int | None = None,
     allow_config_change: bool = False,
     project_root: str | None = None,
     at_end: AtEnd = lambda summary: [],
@@ -121,6 +129,8 @@ def train(
         raise click.UsageError("--allow_config_change requires --resume")
     if project_root is not None and (resume is None or file is not None):
         raise click.UsageError("--project_root requires --resume without FILE: a file's own folder is its project")
+    if restarts is not None and (smoke or dry_run):
+        raise click.UsageError("--restarts cannot be combined with --smoke or --dry_run")
     if dry_run and smoke:
         raise click.UsageError("--dry_run and --smoke cannot be combined")
     overrides = collect_overrides(options, FLAG_PATHS)
@@ -129,19 +139,23 @@ def train(
         return
 
     def run() -> Any:
+        from reinforge.config.loader import load_config
         from reinforge.runs.progress import open_progress
+        from reinforge.trainer.options import RunOptions
 
-        with open_progress(silent=as_json) as progress:
-            from reinforge.config.loader import load_config
-            from reinforge.trainer.options import RunOptions
+        options = RunOptions(run_name, smoke=smoke, allow_config_change=allow_config_change)
+        keep_going = resume is None  # all problems are reported together, before the run starts
+        loaded = load_config(file, overrides=overrides, keep_going=keep_going) if is_new else None
+        if resume is not None:
+            options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root, more or 0)
+        assert loaded is not None
+        if restarts is not None and not loaded.problems:
+            from reinforge.cli.restarts import continue_in_child
+
+            continue_in_child(options, loaded, restarts)
+        with open_progress(silent=as_json) as options.progress:
             from reinforge.trainer.run import run_config
 
-            options = RunOptions(run_name, progress, smoke=smoke, allow_config_change=allow_config_change)
-            keep_going = resume is None  # all problems are reported together, before the run starts
-            loaded = load_config(file, overrides=overrides, keep_going=keep_going) if is_new else None
-            if resume is not None:
-                options.resume, loaded = find_run_to_resume(resume, loaded, overrides, project_root, more or 0)
-            assert loaded is not None
             return run_config(loaded, options)
 
     run_and_exit(run, as_json=as_json, require_improvement=require_improvement, at_end=at_end)

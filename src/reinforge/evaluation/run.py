@@ -254,7 +254,8 @@ class DatasetEvaluation(EvaluationRunner):
 
     def _penalize(self, record: EpisodeRecord, penalty: float | None = None) -> EvalOutputItem:
         """Returns a penalty, else the configured reward of the policy's failure, so that no figure leaves it out."""
-        penalty = getattr(self.outcomes, record.outcome.value) if penalty is None else penalty
+        if penalty is None:
+            penalty = getattr(self.outcomes, record.outcome.value)
         return EvalOutputItem(id=record.item.id, score=penalty, reasoning=f"{record.outcome}: {record.reason}")
 
     async def validate(self, split: str, epoch: int, phase: str = "validate") -> EvaluationReport:
