@@ -11,9 +11,9 @@ the same seed, one after the other in changing order; a row sums up the rounds.
 
 Faults come in seeded gaps between 0.5 and 1.5 times `--every`, also while a run recovers. Each hits one of these,
 with equal chances: the driver (kill -9), its disk (no file of the driver can grow any more, so the run must stop by
-itself), each worker and each vLLM server (kill -9). A supervisor starts a process that ended as systemd would, at once,
-with `--resume`. With servers (`make .venv-vllm/.installed`), epochs overlap with jobs, and replies in flight continue
-with new weights. `--file` names another configuration, whose `trainer_adapters` has one entry, `here`.
+itself), each worker and each vLLM server (kill -9). The run continues by itself (`--restarts`). With servers
+(`make .venv-vllm/.installed`), epochs overlap with jobs, and replies in flight continue with new weights. `--file` names
+another configuration, whose `trainer_adapters` has one entry, `here`.
 
 sampled again: tokens of replies that the run had received and that are in no recorded episode, so they were sampled
 once more. trained again: jobs that ran more than once; each has at most `steps_per_job` optimizer steps. In one process
@@ -31,7 +31,6 @@ import os
 import random
 import re
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -49,10 +48,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.machine import describe, refuse_if_busy
 from reinforge.evaluation.statistics import format_interval
-from reinforge.runs.journal.reader import JOURNAL, JournalReader
+from reinforge.runs.journal.reader import JournalReader
 from reinforge.tasks.tic_tac_toe import DEMO
 
 VLLM_PYTHON = Path(".venv-vllm/bin/python").absolute()
+RESTARTS, POLL_S = 100, 0.05
 WORKER = "ray::EngineWorker"
 """How the title of a worker's process begins."""
 COUNTING = """
@@ -161,59 +161,63 @@ def list_servers(driver: int) -> list[psutil.Process]:
     return sorted(found, key=lambda each: each.pid)
 
 
-class Supervisor:
-    """Starts a run, strikes it, and starts it again until it has ended."""
+class Striker:
+    """Starts a run that continues by itself, and strikes it until it has ended."""
 
     def __init__(self, run: Run, file: Path, overrides: dict[str, object], every_s: float, rng: random.Random):
         self.run, self.file, self.every_s, self.rng = run, file, every_s, rng
         self._options = [part for path, value in overrides.items() for part in ("-o", path, str(value))]
         self._received, self._log = (run.folder.with_suffix(name) for name in (".received", ".log"))
+        self._drivers = list[int]()
 
     def start(self) -> subprocess.Popen:
-        """Starts the run, or resumes it if it has begun."""
         folder = self.run.folder
-        if (folder / JOURNAL).is_file():
-            arguments = ["--resume", str(folder)]
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            place = ["--run_name", folder.name, "-o", "finetuning.output_dir", str(folder.parent)]
-            arguments = [str(self.file), *place, *self._options]
+        place = ["--run_name", folder.name, "-o", "finetuning.output_dir", str(folder.parent)]
+        arguments = [str(self.file), *place, *self._options, "--restarts", str(RESTARTS)]
         command = [sys.executable, "-c", COUNTING, str(self._received), "finetune", *arguments]
-        self.run.starts.append(time.time())
-        with self._log.open("ab") as log:
+        with self._log.open("wb") as log:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
-    def strike(self, process: subprocess.Popen) -> None:
+    def find_driver(self, waiting: int) -> int | None:
+        """Returns the process of the run, which the waiting one has forked, and notes when a new one began."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(waiting).children():
+                if child.status() != psutil.STATUS_ZOMBIE:
+                    if child.pid not in self._drivers:
+                        self._drivers.append(child.pid)
+                        self.run.starts.append(child.create_time())
+                    return child.pid
+        return None
+
+    def strike(self, driver: int) -> None:
         """Makes one fault happen."""
-        workers, servers = list_workers(process.pid), list_servers(process.pid)
+        workers, servers = list_workers(driver), list_servers(driver)
         kinds = ["driver", "disk", *["worker"] * len(workers), *["server"] * len(servers)]
         number = int(self.rng.random() * len(kinds))
         self.run.faults.append((time.time(), kinds[number]))
-        if kinds[number] == "driver":
-            process.kill()
-        elif kinds[number] == "disk":
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-        else:
-            with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if kinds[number] == "driver":
+                psutil.Process(driver).kill()
+            elif kinds[number] == "disk":
+                resource.prlimit(driver, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+            else:
                 [*workers, *servers][number - 2].kill()
 
     def run_to_end(self) -> Run:
         """Returns the run, once it is complete."""
-        run, process = self.run, self.start()
-        due = self._schedule(run.starts[0])
+        run, started = self.run, time.time()
+        process, due = self.start(), self._schedule(started)
         while True:
-            try:
-                code = process.wait(None if due == math.inf else max(0.0, due - time.time()))
-            except subprocess.TimeoutExpired:
-                self.strike(process)
-                due = self._schedule(due)
-                continue
-            if code == 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(POLL_S)
                 break
-            if not run.faults or run.faults[-1][0] < run.starts[-1]:
-                raise SystemExit(f"{self._log.read_text()}\nthe run ended with exit code {code} without a fault")
-            process = self.start()
-        run.seconds, run.load = time.time() - run.starts[0], os.getloadavg()[1]
+            driver = self.find_driver(process.pid)
+            if driver is not None and time.time() >= due:
+                self.strike(driver)
+                due = self._schedule(due)
+        if code != 0:
+            raise SystemExit(f"{self._log.read_text()}\nthe run ended with exit code {code}")
+        run.seconds, run.load = time.time() - started, os.getloadavg()[1]
         run.num_received = sum(map(int, self._received.read_text().split()))
         return run
 
@@ -256,7 +260,7 @@ def run_round(place: Path, args: argparse.Namespace, workers: int, number: int) 
     for every in rates if number % 2 == 0 else rates[::-1]:
         run = Run(place / f"workers-{workers}-every-{every:g}-round-{number}")
         rng = random.Random(f"{args.seed} {workers} {every:g} {number}")
-        done[every] = Supervisor(run, args.file, choose_overrides(args, workers), every, rng).run_to_end()
+        done[every] = Striker(run, args.file, choose_overrides(args, workers), every, rng).run_to_end()
         kinds = Counter(kind for _, kind in run.faults)
         told = f"{run.seconds:.0f} s, {dict(kinds) or 'no faults'}, load {run.load:.1f}, {run.describe_verdict()}"
         print(f"  {run.folder.name}: {told}", flush=True)
