@@ -12,8 +12,8 @@ the same seed, one after the other in changing order; a row sums up the rounds.
 Faults come in seeded gaps between 0.5 and 1.5 times `--every`, also while a run recovers. Each hits one of these,
 with equal chances: the driver (kill -9), its disk (no file of the driver can grow any more, so the run must stop by
 itself), each worker and each vLLM server (kill -9). The run continues by itself (`--restarts`). With servers
-(`make .venv-vllm/.installed`), epochs overlap with jobs, and replies in flight continue with new weights. `--file` names
-another configuration, whose `trainer_adapters` has one entry, `here`.
+(`make .venv-vllm/.installed`), epochs overlap with jobs, and replies in flight continue with new weights. `--file`
+names another configuration, whose `trainer_adapters` has one entry, `here`.
 
 sampled again: tokens of replies that the run had received and that are in no recorded episode, so they were sampled
 once more. trained again: jobs that ran more than once; each has at most `steps_per_job` optimizer steps. In one process
