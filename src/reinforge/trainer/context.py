@@ -201,6 +201,7 @@ class RunContext:
     find_pause: Callable[[RunContext, int], str | None] = lambda context, num_epochs: None
     """Asked between two epochs, with the number of those that are done; a reason pauses the run."""
     last_progress_s: float = field(default_factory=time.monotonic)
+    _share_done: float = 0.0  # of the job that is followed
     verdict_size: float = 0.0
     """The episodes of the last validation and the verdict, as a multiple of those of a validation; the limits keep
     time and tokens for them once a job has ended. 0: they keep nothing."""
@@ -336,6 +337,12 @@ class RunContext:
             if self.resumed is not None and self.resumed.version is not None:
                 newest = min(newest, self.resumed.version)  # the weights of later versions died with their process
         return all(version is not None and oldest <= version <= newest for version in versions)
+
+    def advance(self, share: float) -> None:
+        """Notes how much of the stage is done."""
+        if share != self._share_done:
+            self._share_done, self.last_progress_s = share, time.monotonic()
+        self.progress.advance(share)
 
     def _count(self, record: EpisodeRecord) -> None:
         if record.key.phase == "collect" and record.key.epoch in self._early:

@@ -367,7 +367,7 @@ class EpochTrainer(Trainer):
         async def follow() -> None:
             while self.trainer_adapter.reports_progress:
                 await asyncio.sleep(FOLLOW_S)
-                self.context.progress.advance(((await self.trainer_adapter.status(ref)).progress or 0.0) / 100)
+                self.context.advance(((await self.trainer_adapter.status(ref)).progress or 0.0) / 100)
 
         task = asyncio.create_task(follow())
         try:

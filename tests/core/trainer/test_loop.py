@@ -1,5 +1,6 @@
 """The loop over doubles: stages in order, selection, refills, and every way it refuses to go on."""
 
+import asyncio
 import json
 import math
 
@@ -20,7 +21,7 @@ from reinforge.types.trajectory import EpisodeItem, Trajectory, TrajectoryGroup
 from tests.doubles import RecordingAdapter, Scored, ScriptedPolicy, examples
 from tests.episodes import make_runner
 from tests.journal_rows import read_rows
-from tests.scripted_run import ask, seeded
+from tests.scripted_run import ScriptedRun, ask, seeded
 
 
 def by_answer(item):
@@ -346,3 +347,31 @@ def test_the_canary_asks_few_tokens():
     long = [group(str(i), f"{i} " * 1200) for i in range(9)]
     assert len(shortest_prompts(long)) == 1
     assert shortest_prompts([*long, *short]) == shortest_prompts(short)
+
+
+class SlowAdapter(RecordingAdapter):
+    """Its jobs take a second and say how much of them is done, unless they hang."""
+
+    reports_progress = True
+
+    def __init__(self, hangs):
+        super().__init__(ScriptedPolicy(seeded))
+        self.hangs, self.share = hangs, 0.0
+
+    async def status(self, ref):
+        self.share += 0.0 if self.hangs else 0.1
+        return (await super().status(ref)).model_copy(update={"progress": self.share})
+
+    async def wait_until_complete(self, ref, poll_interval=10.0):
+        await asyncio.sleep(1.0)
+        return await super().status(ref)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_long_job_makes_progress_as_long_as_its_share_grows(tmp_path, monkeypatch, hangs):
+    monkeypatch.setattr("reinforge.trainer.loop.FOLLOW_S", 0.05)
+    scripted = ScriptedRun(tmp_path)
+    scripted.adapter = SlowAdapter(hangs)
+    scripted.settings["finetuning"] |= {"num_epochs": 1, "limits": {"stage_timeout_s": 0.6}}
+    await scripted.run()
+    assert ("no progress for" in (tmp_path / "r" / "run.log").read_text()) == hangs
