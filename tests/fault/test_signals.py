@@ -109,9 +109,22 @@ def test_a_second_signal_ends_a_stop_that_hangs(toy, whole, hang):
     child = toy.start(mutation=hang)
     child.wait_for(toy.run / "config.yml")
     child.send(signal.SIGTERM, 0.3)
-    child.send(signal.SIGTERM, 0.3)
+    child.send(signal.SIGTERM, 0.7)
     assert (child.wait(seconds=10), child.left_behind()) == (143, [])
     assert f"resume with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
+    assert toy.resume().wait() == 0
+    assert differences(toy.run, whole.run) == []
+
+
+@pytest.mark.slow
+def test_the_same_signal_from_two_sides_is_one(toy, whole):
+    """Such as that of a batch system to all processes of a job, passed on by the one that has started the run."""
+    child = toy.start()
+    child.wait_for(toy.run / "config.yml")
+    child.send(signal.SIGTERM, 0.3)
+    child.send(signal.SIGTERM, 0.0)
+    assert child.wait(seconds=10) == 143
+    assert "a second signal" not in child.said
     assert toy.resume().wait() == 0
     assert differences(toy.run, whole.run) == []
 

@@ -45,6 +45,9 @@ INTERRUPT = getattr(signal, "SIGURG", None)
 OBSERVER = Path(processes.__file__).with_name("signal_observer.py")
 TICK_S = 0.25
 STOP_S = 7.0  # seconds that a run has to stop; with `RECORD_S` it stays below the 10 s that are promised
+REPEAT_S = 0.5
+"""Seconds within which a signal is the same as the one before: who stops all processes of a job at once sends it to the
+run and to what starts it and passes it on."""
 SAVE_S = 120.0  # seconds that it has to stop while it writes a checkpoint
 RECORD_S = 2.0  # seconds that recording the end of a run may take
 MIN_BLOCKED_S = 1.0
@@ -167,7 +170,9 @@ class ShutdownThread:
         if number not in SIGNALS:
             return
         if self.received is not None:
-            self._end("a second signal")
+            if time.monotonic() - self._stopped_s >= REPEAT_S:
+                self._end("a second signal")
+            return
         self.received, self._stopped_s = signal.Signals(number), time.monotonic()
         with contextlib.suppress(RuntimeError):  # the loop has just been closed
             self.loop.call_soon_threadsafe(self.task.cancel, context=contextvars.Context())
