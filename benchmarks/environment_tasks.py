@@ -233,7 +233,7 @@ def train(folder: Path, tasks: Sequence[str], transfer: Sequence[str], seeds: Se
 
 
 def name_file(task: str) -> str:
-    return task.replace(":", "-")
+    return re.sub(r"[^\w.-]", "-", task)
 
 
 def run_one(path: Path, task: str, transfer: Sequence[str], seed: int) -> None:

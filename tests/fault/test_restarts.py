@@ -103,3 +103,19 @@ def test_a_run_that_does_not_follow_the_waiting_process_outlives_it(toy):
     for pid in left_after(child, 0.3):
         os.kill(pid, signal.SIGKILL)
     assert not (toy.run / "summary.json").exists() or toy.summary["status"] != "stopped"
+
+
+def test_under_torchrun_it_is_refused(project, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for name, value in {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 1,
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    result = project.finetune("--restarts", "3", code=2)
+    assert "start torchrun again with --resume" in result.output
+    assert not project.run.exists()

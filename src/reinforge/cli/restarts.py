@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from reinforge.cli.output import say
-from reinforge.errors import BackendError
+from reinforge.errors import BackendError, ConfigError, Problem
 from reinforge.rollout.workflows.supervisor import SET_PARENT_DEATH_SIGNAL
 
 if TYPE_CHECKING:
@@ -100,8 +100,12 @@ def _follow(parent: int) -> None:
 
 def continue_in_child(options: RunOptions, loaded: LoadedConfig, limit: int) -> None:
     """Returns in each process that begins or resumes a run, with its options; exits in the one that waits for them."""
+    from reinforge.adapters.launchers import find_launcher
     from reinforge.runs.journal.reader import JOURNAL, JournalReader
 
+    if find_launcher() is not None:
+        message = "the processes of torchrun end together, so none of them can continue"
+        raise ConfigError(Problem("--restarts", message, "start torchrun again with --resume, or use Ray"))
     folder = options.resume or options.choose_folder(loaded.config.finetuning)
     options.run_name = folder.name
 
