@@ -25,7 +25,6 @@ from reinforge.config.problems import Validator
 from reinforge.config.schema import Block, Config, FinetuneRunConfig
 from reinforge.config.schema_walk import find_keys, iterate_values
 from reinforge.config.sections import BLOCKS, SECTIONS, STAGES, check_references, iterate_components
-from reinforge.config.toolkit_names import find_toolkit_type
 from reinforge.errors import ConfigError, Problem, did_you_mean
 from reinforge.limits import get_limits
 from reinforge.registry import REGISTRY, Registry, load_named
@@ -223,6 +222,8 @@ def _is_expanded(loaded: LoadedConfig, text: str) -> bool:
 
 def _report_type(validator: Validator, key_path: KeyPath, kind: str, value: Any) -> None:
     """Reports why a component has no type that is registered."""
+    from reinforge.config.toolkit_names import find_toolkit_type
+
     document, registry = validator.document, validator.registry
     type_path = (*key_path, "_type")
     name = value.get("_type") if isinstance(value, dict) else None

@@ -77,6 +77,9 @@ class ScheduleConfig(Block):
     final_fraction: float = Field(default=0.1, ge=0, le=1, description="Final learning rate as a share of the peak.")
 
 
+MICRO_BATCH_TOKENS = 8192  # where a GPU trains and nothing else is set
+
+
 class BatchConfig(Block):
     """How the samples of a training job become optimizer steps."""
 
@@ -87,10 +90,11 @@ class BatchConfig(Block):
     )
     batch_size: int = Field(default=64, ge=1, description="Samples per optimizer step if steps_per_job is null.")
     num_iterations: int = Field(default=1, ge=1, description="Passes over the samples of each job.")
-    micro_batch_tokens: int = Field(
-        default=8192,
+    micro_batch_tokens: int | None = Field(
+        default=None,
         ge=1,
-        description="Maximum tokens per forward pass, padding included; affects memory use, not the result.",
+        description="Maximum tokens per forward pass, padding included; null: 8,192, on a CPU 4,096, or as many as fit "
+        "a quarter of its memory. Affects memory use and rounding, not the result.",
     )
 
 

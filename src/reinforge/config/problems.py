@@ -18,7 +18,6 @@ from reinforge.config.document import ABSENT, Document, KeyPath, format_path, ge
 from reinforge.config.schema import Config
 from reinforge.config.schema_walk import allowed_keys, find_description, find_keys, settable_keys
 from reinforge.config.sections import iterate_components
-from reinforge.config.toolkit_names import find_toolkit_key
 from reinforge.errors import did_you_mean
 from reinforge.registry import Registry
 from reinforge.safe_text import is_secret_name
@@ -246,6 +245,8 @@ class Validator:
 
     def report_unknown_key(self, path: KeyPath, allowed: Iterable[str]) -> None:
         """Reports an unknown key, with the setting that it means in another place, or the nearest allowed one."""
+        from reinforge.config.toolkit_names import find_toolkit_key
+
         key, allowed = str(path[-1]), list(allowed)
         meant = suggest_setting(self.document, self.registry, path, allowed)
         means_below = meant is not None and f".{key}." in f".{meant}"  # `optimizer: {learning_rate: ...}`

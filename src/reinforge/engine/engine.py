@@ -53,6 +53,7 @@ from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.training.collate import make_plain_sample
 from reinforge.engine.training.job import LearnerSnapshot
 from reinforge.engine.training.learner import JobProgress, Learner
+from reinforge.engine.training.micro_batches import choose_micro_batch_tokens
 from reinforge.engine.training.pipeline import PipelineStages
 from reinforge.engine.training.scoring import LogprobScorer, choose_unscored
 from reinforge.engine.training.shared_prefix import make_sharing_masks
@@ -148,7 +149,7 @@ class Engine:
         self._scorer = LogprobScorer(
             model,
             masks,
-            config.batch.micro_batch_tokens,
+            choose_micro_batch_tokens(config.batch.micro_batch_tokens, model),
             keeps_reference=keep_reference,
             reference=self.reference,
             critic=self.critic,

@@ -22,7 +22,7 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def _no_micro_batches(monkeypatch):
-    monkeypatch.setattr(memory_need, "_estimate_micro_batch", lambda model, tokens: 0)
+    monkeypatch.setattr(memory_need, "estimate_token", lambda model: 0)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_lora_adds_little(load, learner):
 
 
 def test_of_a_micro_batch_one_sample_counts(load, monkeypatch):
-    monkeypatch.setattr(memory_need, "_estimate_micro_batch", lambda model, tokens: 10**12 * tokens)
+    monkeypatch.setattr(memory_need, "estimate_token", lambda model: 10**12)
     learner = load(max_model_len=100, batch={"micro_batch_tokens": 8192}).learner
     assert estimate_training(learner) // 10**12 == 100
     learner.micro_batch_tokens = 64  # as after an error

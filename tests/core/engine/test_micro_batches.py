@@ -1,12 +1,15 @@
 """How samples are split into micro-batches: siblings stay together if sharing their prefix pays."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from reinforge.algorithms.samples import samples_from_groups
+from reinforge.engine.training import micro_batches
 from reinforge.engine.training.collate import PASS_OVERHEAD_TOKENS, collate, find_stems, get_prefix
-from reinforge.engine.training.micro_batches import make_micro_batches
+from reinforge.engine.training.micro_batches import choose_micro_batch_tokens, make_micro_batches
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.trajectory import EpisodeItem, EpisodeItemRole, Trajectory, TrajectoryGroup
 from tests.samples import make_sample, sibling_samples
@@ -14,6 +17,26 @@ from tests.samples import make_sample, sibling_samples
 
 def sample(prompt, reply):
     return make_sample(TokenLogprobs(tuple(prompt), tuple(reply), (-1.0,) * len(reply)))
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "memory", "tokens"),
+    [
+        (100, "cpu", 1, 100),
+        (None, "cuda", 1, 8192),
+        (None, "cpu", None, 4096),
+        (None, "cpu", 4 * 4096 * 8192, 4096),
+        (None, "cpu", 4 * 4096 * 8192 - 4, 2048),
+        (None, "cpu", 4 * 600 * 8192, 512),
+        (None, "cpu", 1, 256),
+    ],
+)
+def test_passes_on_a_cpu_fit_a_quarter_of_its_memory(given, device, memory, tokens, monkeypatch):
+    """Two layers keep 16 vectors of 64 numbers of four bytes each: 8,192 bytes a token."""
+    config = SimpleNamespace(hidden_size=64)
+    model = SimpleNamespace(device=torch.device(device), dtype=torch.float32, num_layers=2, config=config)
+    monkeypatch.setattr(micro_batches, "measure_machine", lambda: memory)
+    assert choose_micro_batch_tokens(given, model) == tokens
 
 
 def test_siblings_share_a_long_prompt_and_others_are_batched_alone():

@@ -27,7 +27,7 @@ from reinforge.engine.token_batch import TokenBatch
 from reinforge.engine.training.collate import collate
 from reinforge.engine.training.logprobs import sample_logprobs, token_logprobs
 from reinforge.engine.training.micro_batch_loss import MetricSums, compute_mismatch, scale_loss, set_deferred_logprobs
-from reinforge.engine.training.micro_batches import make_micro_batches, plan_steps
+from reinforge.engine.training.micro_batches import choose_micro_batch_tokens, make_micro_batches, plan_steps
 from reinforge.engine.training.scheduled_optimizer import log_skipped_step
 from reinforge.engine.training.sharded_optimizer import ShardedOptimizer
 from reinforge.errors import EngineError
@@ -95,7 +95,7 @@ class Learner(ShardedOptimizer):
         self.stopping = threading.Event()
         self.share_done = 0.0
         self.take_turns: Callable[[], None] | None = None
-        self.micro_batch_tokens = config.batch.micro_batch_tokens
+        self.micro_batch_tokens = choose_micro_batch_tokens(config.batch.micro_batch_tokens, model)
         self.masks = masks
         self._checkpointed_layers = find_checkpointable_layers(model) if config.activation_checkpointing else None
 
@@ -106,7 +106,7 @@ class Learner(ShardedOptimizer):
             stage: Its name; None: the run has not begun its first stage.
         """
         self.stage, self.config, self.stage_version = stage, config, version
-        self.micro_batch_tokens = config.batch.micro_batch_tokens
+        self.micro_batch_tokens = choose_micro_batch_tokens(config.batch.micro_batch_tokens, self.model)
         self.configure(config.optimizer, config.schedule, config.critic)
 
     def update(self, samples: Sequence[TrainingSample], spec: LossSpec, progress: JobProgress) -> UpdateReport:

@@ -10,16 +10,14 @@ import logging
 from dataclasses import dataclass
 
 from reinforge.engine.devices import measure_memory
-from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.training.learner import Learner
+from reinforge.engine.training.micro_batches import estimate_token
 from reinforge.engine.training.optimizers import get_state_keys
 
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
 FLOAT = 4
-KEPT_PER_LAYER = 16
-"""Vectors of the hidden size that a layer keeps of a token for the backward pass: the inputs of its products."""
 USABLE = 0.85
 """Share of the memory that may be planned for; the rest is for the KV cache's growth and the allocator's gaps."""
 
@@ -55,12 +53,7 @@ def estimate_training(learner: Learner) -> int:
         per_weight += size + num_states * FLOAT + (FLOAT if is_copied else 0)  # to undo a job
         added += parameter.numel() * per_weight
     longest = min(learner.micro_batch_tokens, learner.model.max_model_len)
-    return added + _estimate_micro_batch(learner.model, longest)
-
-
-def _estimate_micro_batch(model: CausalModel, num_tokens: int) -> int:
-    size = getattr(model.config, "hidden_size", 0) * model.dtype.itemsize
-    return num_tokens * model.num_layers * KEPT_PER_LAYER * size
+    return added + longest * estimate_token(learner.model)
 
 
 def measure_need(learner: Learner, processes_here: int) -> MemoryNeed:

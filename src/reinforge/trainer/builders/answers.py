@@ -24,8 +24,6 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from reinforge.config.schema import Config, TrajectoryBuilderConfig
-from reinforge.dialects.families.family import ParsedReply
-from reinforge.dialects.text_tools import read_calls, write_calls
 from reinforge.dialects.tool_calls import prepare_request
 from reinforge.errors import ConfigError, ContextOverflow, EvaluationError, Problem
 from reinforge.evaluation.demonstrations import RowFormat
@@ -68,11 +66,14 @@ class GivenReply:
     model_name: ClassVar[str] = "expected answer"
 
     async def sample(self, request: ModelRequest) -> ModelReply:
-        uses = read_calls(self.text, request.tools) if request.tools else []
-        if not uses or write_calls(uses) != self.text:
-            return ModelReply({"role": "assistant", "content": self.text}, "stop", None)
-        calls = ParsedReply("", [(use.name, use.arguments) for use in uses])
-        return ModelReply(calls.build_message("expected"), "tool_calls", None)
+        if request.tools:
+            from reinforge.dialects.families.family import ParsedReply  # for agents with tools alone
+            from reinforge.dialects.text_tools import read_calls, write_calls
+
+            if (uses := read_calls(self.text, request.tools)) and write_calls(uses) == self.text:
+                calls = ParsedReply("", [(use.name, use.arguments) for use in uses])
+                return ModelReply(calls.build_message("expected"), "tool_calls", None)
+        return ModelReply({"role": "assistant", "content": self.text}, "stop", None)
 
 
 class NotImitatedError(Exception):

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.config.finetuning_blocks import LimitsConfig
-from reinforge.config.policy import PolicyConfig
+from reinforge.config.policy import MICRO_BATCH_TOKENS, PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.errors import ConfigError, EngineError, ReinforgeError, StorageError, describe_error
 from reinforge.files import (
@@ -263,9 +263,11 @@ def read_policy(given: Mapping[str, Any], base: PolicyConfig) -> PolicyConfig:
     except (ConfigError, TypeError) as error:
         raise ApiError(422, f"policy: {describe_error(error)}", param="policy") from None
     chosen = {name: getattr(asked, name) for name in CLIENT_SETTINGS}
-    batch = asked.batch
-    fitting = min(batch.micro_batch_tokens, base.batch.micro_batch_tokens)  # memory alone; the result is the same
-    chosen["batch"] = batch.model_copy(update={"micro_batch_tokens": fitting})
+    tokens, limit = asked.batch.micro_batch_tokens, base.batch.micro_batch_tokens
+    fitting = (
+        limit if tokens is None else min(tokens, limit or MICRO_BATCH_TOKENS)
+    )  # memory alone; the result is the same
+    chosen["batch"] = asked.batch.model_copy(update={"micro_batch_tokens": fitting})
     limits = [each for each in (asked.max_model_len, base.max_model_len) if each is not None]
     chosen["max_model_len"] = min(limits) if limits else None
     return base.model_copy(update=chosen)
