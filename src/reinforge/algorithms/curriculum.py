@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, pvariance
 from typing import Any
 
 from reinforge.config.schema import CurriculumLearningConfig, LevelsConfig
@@ -166,10 +166,21 @@ def _num_included(share: float, total: int) -> int:
     return max(1, math.ceil(share * total - 1e-9)) if total else 0
 
 
-def subsample(group: TrajectoryGroup, share: float, rng: random.Random) -> TrajectoryGroup:
-    """Returns the group with a random `share` of its trajectories, at least two, in their original order."""
+def subsample(group: TrajectoryGroup, share: float, rng: random.Random | None = None) -> TrajectoryGroup:
+    """Returns the group with a `share` of its trajectories, at least two, in their original order.
+
+    Without `rng` those whose rewards have the largest variance (PODS, arXiv:2504.13818): lowest ones and highest ones.
+
+    Example: rewards 0, 0.5, 0.4, 1 and a share of a half -> those with 0 and 1.
+    """
     count = min(len(group.trajectories), max(2, round(share * len(group.trajectories))))
-    kept = sorted(rng.sample(range(len(group.trajectories)), count))
+    if rng is not None:
+        kept = sorted(rng.sample(range(len(group.trajectories)), count))
+    else:
+        rewards = group.rewards
+        order = sorted(range(len(rewards)), key=rewards.__getitem__)
+        choices = [order[:low] + order[len(order) - count + low :] for low in range(count + 1)]
+        kept = sorted(max(choices, key=lambda chosen: pvariance([rewards[index] for index in chosen])))
     return TrajectoryGroup.model_construct(
         group_id=group.group_id, trajectories=[group.trajectories[index] for index in kept]
     )

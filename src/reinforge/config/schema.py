@@ -182,6 +182,13 @@ class CurriculumLearningConfig(Block):
     random_subsample: float | None = Field(
         default=None, gt=0, le=1, description="Share of the trajectories to keep in each group; null: all."
     )
+    max_variance_subsample: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Share of the trajectories to train in each group, at least two: those of the highest and of the "
+        "lowest rewards, whose variance is largest (PODS); null: all.",
+    )
     collect_only_included: bool = Field(
         default=False,
         description="Run fewer episodes: skip an example if its last group would be outside the share. New examples, "

@@ -336,6 +336,8 @@ class EpochTrainer(Trainer):
         if config.random_subsample is not None:
             rng = stable_random(self.run_config.seed, "subsample", epoch)
             kept = [subsample(group, config.random_subsample, rng) for group in kept]
+        if config.max_variance_subsample is not None:
+            kept = [subsample(group, config.max_variance_subsample) for group in kept]
         state["total_groups"] = len(groups)
         state["included_groups"] = {group.group_id for group in kept}
         if config.collect_only_included:

@@ -91,6 +91,22 @@ def test_subsampling_is_within_the_group():
     assert len(subsample(whole, 0.01, random.Random(0)).trajectories) == 2, "fewer than two cannot be compared"
 
 
+@pytest.mark.parametrize(
+    ("rewards", "share", "kept"),
+    [
+        ([0.0, 0.5, 0.4, 1.0], 0.5, [0.0, 1.0]),
+        ([1.0, 0.0, 0.9, 0.1], 0.75, [1.0, 0.0, 0.9]),
+        ([0.0, 0.0, 0.0, 0.0, 1.0, 0.0], 0.5, [0.0, 1.0, 0.0]),
+        ([0.2, 1.0, 1.0, 1.0], 0.5, [0.2, 1.0]),
+        ([0.3, 0.7], 0.1, [0.3, 0.7]),
+    ],
+)
+def test_those_whose_rewards_vary_most_are_kept_in_their_order(rewards, share, kept):
+    """Of 1, 0, 0.9 and 0.1, both 0, 0.9, 1 and 0, 0.1, 1 have the variance 0.202; more of the highest are taken."""
+    trajectories = [Trajectory(episode=[turn(5)], reward=reward) for reward in rewards]
+    assert subsample(TrajectoryGroup(group_id="g", trajectories=trajectories), share).rewards == kept
+
+
 def test_only_examples_with_a_known_reward_are_excluded():
     known = {"a": 0.9, "b": 0.2, "c": 0.5, "elsewhere": 1.0}
     assert find_excluded(["a", "b", "c", "d"], known, 0.5, hardest_first=False) == {"b"}

@@ -259,6 +259,17 @@ async def test_the_curriculum_is_in_the_history_and_the_files(loop):
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2]
 
 
+async def test_of_each_group_those_whose_rewards_vary_most_are_trained(loop):
+    it = loop(curriculum_learning={"max_variance_subsample": 0.5, "min_reward_diff": 0}, limits={"max_refills": 0})
+    await it.run(1)
+    collected = dict(
+        read_rows(it.context.folder, "SELECT example_id, max(reward) - min(reward) FROM episodes GROUP BY 1")
+    )
+    groups = {group[0].group_id: [each.reward for each in group] for group in it.adapter.jobs[0].trajectories}
+    assert set(map(len, groups.values())) == {2}, "of four siblings"
+    assert {name: max(rewards) - min(rewards) for name, rewards in groups.items()} == pytest.approx(collected)
+
+
 def graded(item):
     """Example 0 is the hardest, 9 the easiest; siblings differ by what was sampled, which is worth less than a rank."""
     return int(item.id) + by_answer(item) / 100
