@@ -12,13 +12,13 @@ taken from the front, at most two of a category; gsm_symbolic is measured whatev
 category, are for transfer: they are measured before and after, and never trained. Tasks that were used to find the
 recipe (`TUNED_ON`) do not qualify. Of the games for one or two players whose first message has at most 600 characters,
 in the same order, the first two of which the untrained model wins 2 % to 60 % are trained; the other player moves at
-random. Function calls are those of BFCL's `simple_python` and `multiple` together. Results are kept in `--folder`,
+random. Function calls are those of BFCL's `simple_python` and of `multiple`. Results are kept in `--folder`,
 which is committed, so that what is there is not measured again.
 
 A run trains LoRA adapters on 384 items, first to give the expected answers, then with GRPO. It chooses its checkpoint
-on 48 others and is judged on `confirm`, 400 more, with fresh replies of both models; of function calls 232 are for
-`confirm`, and the rest is trained; of games 200. The seed changes the items, the sampling and the adapters. Transfer is
-measured with seed 1. CPU minutes are those of the whole process, of all its threads and children.
+on 48 others and is judged on `confirm`, 400 more (of games 200), with fresh replies of both models. Of function calls
+150 and 80 are for `confirm`, and the rest is trained. The seed changes the items, the sampling and the adapters.
+Transfer is measured with seed 1. CPU minutes are those of the whole process, of all its threads and children.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ MAX_QUESTION_CHARS, MAX_ANSWER_CHARS = 600, 40
 ALWAYS = "gsm_symbolic"
 NUM_TASKS, NUM_TRANSFER, MAX_OF_CATEGORY = 8, 4, 2
 NUM_TRAIN, NUM_SELECT, NUM_CONFIRM, NUM_OF_TRANSFER = 384, 48, 400, 40
-CALLS, GAMES, NUM_GAMES = "bfcl:simple_python+multiple", "textarena", 2
+CALLS = {"bfcl:simple_python": 150, "bfcl:multiple": 80}
+"""Rows of `confirm`, of 400 and 200."""
+GAMES, NUM_GAMES = "textarena", 2
 GAME = re.compile(r"[A-Za-z]+-v0")  # without its variants
-CONFIRM = {"bfcl": 232, GAMES: 200}
 WORKFLOW = {"bfcl": {"max_tokens": 96}, GAMES: {"max_tokens": 32, "max_turns": 12}}
 NUM_EPOCHS, NUM_GENERATIONS, EXAMPLES_PER_EPOCH = 4, 8, 8
 RESULTS = Path(__file__).parent / "results" / "environment_tasks"
@@ -207,7 +208,7 @@ def choose(folder: Path) -> tuple[list[str], list[str]]:
         if name != ALWAYS and len(chosen) < NUM_TASKS and of_category[bases[name]["category"]] < MAX_OF_CATEGORY:
             chosen.append(name)
             of_category[bases[name]["category"]] += 1
-    return [*chosen, *choose_games(bases), CALLS], [name for name in fit if name not in chosen][:NUM_TRANSFER]
+    return [*chosen, *choose_games(bases), *CALLS], [name for name in fit if name not in chosen][:NUM_TRANSFER]
 
 
 def is_fit(base: dict[str, Any]) -> bool:
@@ -242,7 +243,7 @@ def run_one(path: Path, task: str, transfer: Sequence[str], seed: int) -> None:
     from reinforge.trainer.options import RunOptions
 
     kind, _ = split_name(task)
-    num_confirm = CONFIRM.get(kind, NUM_CONFIRM)
+    num_confirm = NUM_CONFIRM // 2 if kind == GAMES else CALLS.get(task, NUM_CONFIRM)
     settings = build_settings(
         task,
         size=NUM_TRAIN + NUM_SELECT + num_confirm,
