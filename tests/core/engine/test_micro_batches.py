@@ -193,3 +193,26 @@ def test_a_batch_has_the_stems_of_its_prefixes_or_of_its_samples():
     assert alone.prefixes is None
     assert alone.stems is not None
     assert torch.equal(alone.stems.groups, torch.zeros(30, dtype=torch.long))
+
+
+def test_a_beginning_that_all_prompts_have_counts_once():
+    """A stem of 200, 10 tokens of its own and 4 of the reply in each of 9 rows: 200 + 9 x (200 / 5 + 14) = 686."""
+    stem = list(range(200))
+    rows = [sample([*stem, *[1000 + n] * 10], [7, 8, 9, 10]) for n in range(9)]
+    assert [len(batch) for batch in make_micro_batches(rows, 686, share_stems=True)] == [9]
+    assert [len(batch) for batch in make_micro_batches(rows, 685, share_stems=True)] == [8, 1]
+    assert [len(batch) for batch in make_micro_batches(rows, 686)] == [3, 3, 3]
+
+
+def test_siblings_below_a_stem_share_both():
+    """Two families of three, prompts of 200 + 10: 200 + 2 x (200 / 5 + 10) + 6 x 4 = 324; without the stem 444."""
+    stem = list(range(200))
+    rows = [sample([*stem, *[1000 + n // 3] * 10], [7, 8, 9, 10 + n]) for n in range(6)]
+    assert make_micro_batches(rows, 400, share_stems=True) == make_micro_batches(rows, 444) == [[0, 1, 2, 3, 4, 5]]
+    assert make_micro_batches(rows, 443) == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("length", [100, 300])
+def test_a_short_stem_and_one_that_fills_a_batch_are_not_counted(length):
+    rows = [sample([*range(length), 1000 + n], [7, 8]) for n in range(6)]
+    assert make_micro_batches(rows, 400, share_stems=True) == make_micro_batches(rows, 400)

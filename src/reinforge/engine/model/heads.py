@@ -191,7 +191,9 @@ def compute_values(
 ) -> list[FloatArray]:
     """Returns the value before each sample's trained tokens, `[T]` each and 0 elsewhere, without computing logits."""
     values: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-    for indices in make_micro_batches(samples, max_tokens, share=masks is not None):
+    for indices in make_micro_batches(
+        samples, max_tokens, share=masks is not None, share_stems=masks is not None and masks.shares_stems
+    ):
         batch = collate([samples[i] for i in indices], model.device)
         rows = scatter_to_tokens(batch, critic(trained_features(model, batch, masks))).cpu().numpy()
         for i, row in zip(indices, rows, strict=True):

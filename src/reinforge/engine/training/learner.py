@@ -314,7 +314,12 @@ class Learner(ShardedOptimizer):
         return True
 
     def _micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[int]]:
-        return make_micro_batches(samples, self.micro_batch_tokens, share=self.masks is not None)
+        return make_micro_batches(
+            samples,
+            self.micro_batch_tokens,
+            share=self.masks is not None,
+            share_stems=self.masks is not None and self.masks.shares_stems,
+        )
 
     def _try_gradients(
         self,

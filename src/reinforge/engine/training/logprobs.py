@@ -148,7 +148,9 @@ def sample_logprobs(
         take_turns: Called after each micro-batch; None: nothing is.
     """
     logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-    for indices in make_micro_batches(samples, max_tokens, share=masks is not None):
+    for indices in make_micro_batches(
+        samples, max_tokens, share=masks is not None, share_stems=masks is not None and masks.shares_stems
+    ):
         batch = collate([samples[i] for i in indices], model.device)
         rows = token_logprobs(model, batch, masks=masks)[0].cpu().numpy()
         for i, row in zip(indices, rows, strict=True):

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from reinforge.config.policy import MICRO_BATCH_TOKENS, BatchConfig
 from reinforge.engine.machine import measure_machine
 from reinforge.engine.training.collate import MAX_SHARED_FRACTION, PASS_OVERHEAD_TOKENS, get_prefix, group_pairs
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from reinforge.engine.model.causal_model import CausalModel
 
 MAX_TOKENS_CPU, MIN_TOKENS = 4096, 256
+KEYS_OF_STEM = 5  # tokens of a stem whose keys and values in a row need the memory of a computed token
 KEPT_PER_LAYER = 16
 """Vectors of the hidden size that a layer keeps of a token for the backward pass: the inputs of its products."""
 
@@ -78,17 +81,23 @@ class _Unit:
     members: list[int]
 
 
-def make_micro_batches(samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = True) -> list[list[int]]:
+def make_micro_batches(
+    samples: Sequence[TrainingSample], max_tokens: int, *, share: bool = True, share_stems: bool = False
+) -> list[list[int]]:
     """Returns the samples' indices in micro-batches of at most `max_tokens` tokens, padding included.
 
-    Siblings stay together where sharing their prefix saves enough, and are split only if they do not fit one batch.
-    The other samples join them where that computes fewer tokens; else they are batched with samples of similar length.
-    A sample longer than `max_tokens` is a batch of its own. The two samples of a preference pair are never split, even
-    where they exceed the limit together.
+    With `share_stems` a beginning that all prompts have, such as a long system prompt, counts once in a batch; of each
+    row only its keys and values count, as a fifth. Siblings stay together where sharing their prefix saves enough, and
+    are split only if they do not fit one batch. The other samples join them where that computes fewer tokens; else they
+    are batched with samples of similar length. A sample longer than `max_tokens` is a batch of its own. The two samples
+    of a preference pair are never split, even where they exceed the limit together.
 
     Example: three samples that share a prefix of 6 tokens, each with 2 more, and one of 9 tokens. Sharing computes 12
         tokens, plain rows 24 => [[3], [0, 1, 2]] with max_tokens 12
     """
+    stem = _count_stem(samples, max_tokens) if share_stems else 0
+    saved = stem - stem // KEYS_OF_STEM  # of each row or prefix
+    max_tokens -= stem
     families: dict[tuple[int, ...], list[list[int]]] = {}
     alone: list[list[int]] = []
     for pair in group_pairs(samples):
@@ -99,19 +108,33 @@ def make_micro_batches(samples: Sequence[TrainingSample], max_tokens: int, *, sh
     plain: list[list[int]] = []
     for prefix, members in families.items():
         suffixes = [len(samples[i]) - len(prefix) for i in chain(*members)]
-        total, size = sum(suffixes), max(1, (max_tokens - len(prefix)) // max(suffixes))
-        units = [_Unit(len(prefix), max(suffixes), part) for part in _split_members(members, size)]
-        if share and len(prefix) + total <= MAX_SHARED_FRACTION * (len(prefix) * len(suffixes) + total):
+        length = len(prefix) - saved
+        total, size = sum(suffixes), max(1, (max_tokens - length) // max(suffixes))
+        units = [_Unit(length, max(suffixes), part) for part in _split_members(members, size)]
+        if share and length + total <= MAX_SHARED_FRACTION * (length * len(suffixes) + total):
             shared += units
         else:
             unshared += units
             plain += members
-    rows, batches = _pack_plain(samples, alone + plain, max_tokens), _pack_units(shared, max_tokens)
+    lengths = [len(sample) - saved for sample in samples]
+    rows, batches = _pack_plain(lengths, alone + plain, max_tokens), _pack_units(shared, max_tokens)
     if shared and unshared:
-        fewer_rows, joint = _pack_plain(samples, alone, max_tokens), _pack_units(shared + unshared, max_tokens)
-        if _count_cost(samples, fewer_rows, joint) <= _count_cost(samples, rows, batches):
+        fewer_rows, joint = _pack_plain(lengths, alone, max_tokens), _pack_units(shared + unshared, max_tokens)
+        if _count_cost(lengths, fewer_rows, joint) <= _count_cost(lengths, rows, batches):
             rows, batches = fewer_rows, joint
     return rows + [[i for unit in batch for i in unit.members] for batch in batches]
+
+
+def _count_stem(samples: Sequence[TrainingSample], max_tokens: int) -> int:
+    """Returns the tokens that begin every prompt, without the last one of any; 0 if sharing them saves too little."""
+    prompts = [get_prefix(sample) for sample in samples]
+    longest = min(map(len, prompts), default=0) - 1
+    if longest < PASS_OVERHEAD_TOKENS or len(prompts) < 2:
+        return 0
+    token_ids = np.array([prompt[:longest] for prompt in prompts])
+    differ = (token_ids != token_ids[0]).any(axis=0)
+    length = int(differ.argmax()) if differ.any() else longest
+    return length if PASS_OVERHEAD_TOKENS <= length <= max_tokens // 2 else 0
 
 
 def _pack_units(units: Sequence[_Unit], max_tokens: int) -> list[list[_Unit]]:
@@ -126,14 +149,13 @@ def _pack_units(units: Sequence[_Unit], max_tokens: int) -> list[list[_Unit]]:
     return batches
 
 
-def _pack_plain(samples: Sequence[TrainingSample], pairs: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-    lengths = [max(len(samples[i]) for i in pair) for pair in pairs]
-    batches = pack_rows(lengths, max_tokens, list(map(len, pairs)))
+def _pack_plain(lengths: Sequence[int], pairs: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+    batches = pack_rows([max(lengths[i] for i in pair) for pair in pairs], max_tokens, list(map(len, pairs)))
     return [[i for number in batch for i in pairs[number]] for batch in batches]
 
 
-def _count_cost(samples: Sequence[TrainingSample], rows: Sequence[list[int]], batches: Sequence[list[_Unit]]) -> int:
-    padded = sum(len(batch) * max(len(samples[i]) for i in batch) for batch in rows)
+def _count_cost(lengths: Sequence[int], rows: Sequence[list[int]], batches: Sequence[list[_Unit]]) -> int:
+    padded = sum(len(batch) * max(lengths[i] for i in batch) for batch in rows)
     return padded + sum(map(_count_tokens, batches)) + PASS_OVERHEAD_TOKENS * (len(rows) + 2 * len(batches))
 
 

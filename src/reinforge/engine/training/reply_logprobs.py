@@ -58,7 +58,9 @@ def score_replies(
     samples = [_make_sample(tokens) for tokens in replies]
     counts_B = torch.tensor([sample.num_trained for sample in samples], device=model.device)
     order, logprobs, entropies, values = list[int](), list[Tensor](), list[Tensor](), list[Tensor]()
-    for indices in make_micro_batches(samples, max_tokens, share=masks is not None):
+    for indices in make_micro_batches(
+        samples, max_tokens, share=masks is not None, share_stems=masks is not None and masks.shares_stems
+    ):
         batch = collate([samples[i] for i in indices], model.device)
         logprobs_BL, entropies_BL = token_logprobs(model, batch, masks=masks, critic=critic)
         logprobs.append(logprobs_BL[batch.loss_mask])
