@@ -31,7 +31,7 @@ from reinforge.engine import checkpoint
 from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
 from reinforge.engine.devices import is_out_of_memory, repeat_sums
 from reinforge.engine.jobs import EngineJobs, ServedCopy
-from reinforge.engine.learning_rate import fill_in_learning_rate, fill_in_stages
+from reinforge.engine.learning_rate import count_weights, fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
 from reinforge.engine.model.adapters import (
     AdapterWeights,
@@ -46,7 +46,6 @@ from reinforge.engine.model.dtype import fill_in_dtype
 from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.model.loading import load_model, load_tokenizer, pick_device
 from reinforge.engine.model.preflight import check_adapters
-from reinforge.engine.model.quantization import count_weights
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.engine.request_codec import RequestCodec, find_end_tokens
 from reinforge.engine.sampling.sampler import ReplySampler

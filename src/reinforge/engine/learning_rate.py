@@ -26,6 +26,8 @@ from reinforge.engine.model.source import MODEL, find_weights, get_gguf
 from reinforge.types.sample import LossSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from reinforge.engine.model.causal_model import CausalModel
 
 logger = logging.getLogger(__name__)
@@ -91,10 +93,14 @@ def choose_learning_rate(
     return LearningRate(default if configured is None else configured, default, subject, configured is not None)
 
 
+def count_weights(parameter: Tensor) -> int:
+    """Returns the number of weights that a parameter stands for, also where they are packed in 4 bits."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else int(state.shape.numel())
+
+
 def fill_in_learning_rate(config: PolicyConfig, model: CausalModel, loss: LossSpec | None) -> PolicyConfig:
     """Returns the configuration with the learning rate in effect; warns of one far beyond the default."""
-    from reinforge.engine.model.quantization import count_weights  # torch
-
     own = [p for name, p in model.module.named_parameters() if ".lora_" not in name and ".modules_to_save." not in name]
     count = sum(map(count_weights, own))
     rate = choose_learning_rate(config, count, uses_lora=model.has_adapters, loss=loss)

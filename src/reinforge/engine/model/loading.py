@@ -22,7 +22,6 @@ from reinforge.engine.model.fused_layers import use_fused_layers
 from reinforge.engine.model.hub import check_model_source, check_tokenizer_source, check_trainable, find_adapter_base
 from reinforge.engine.model.model_files import MAKING
 from reinforge.engine.model.preflight import CHAT_TEMPLATE, LORA
-from reinforge.engine.model.quantization import quantize_linear_layers
 from reinforge.engine.model.source import MODEL, TOKENIZER, check_same_tokens, find_source, open_source, open_tokenizer
 from reinforge.engine.model.template_sandbox import find_template_problem
 from reinforge.engine.model.text_part import (
@@ -248,6 +247,8 @@ def load_model(
             parameter.requires_grad_("lora_" in name or ".modules_to_save." in name)
     elif config.lora is not None:
         if config.quantization is not None:
+            from reinforge.engine.model.quantization import quantize_linear_layers
+
             quantize_linear_layers(module, target)
         for name in adapters:
             add_adapter(module, config.lora, seed, name, config.revision)

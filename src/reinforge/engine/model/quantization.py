@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from reinforge.engine.model.preflight import QUANTIZATION
 from reinforge.errors import ConfigError, Problem
@@ -53,8 +53,3 @@ def quantize_linear_layers(module: Any, target: torch.device) -> None:
         layer.bias = plain.bias
         module.set_submodule(name, layer.to(target).requires_grad_(False).eval())
     module.is_loaded_in_4bit = True  # PEFT asks for it
-
-
-def count_weights(parameter: Tensor) -> int:
-    state = getattr(parameter, "quant_state", None)
-    return parameter.numel() if state is None else state.shape.numel()
