@@ -49,7 +49,8 @@ class Keeper:
     def fork(self) -> bool:
         """Returns in each child, with whether it is the first; exits with the last one's exit code otherwise."""
         number, failures, progress = 0, 0, self.count_progress()
-        handlers = {each: signal.signal(each, self._forward) for each in FORWARDED}
+        heard = [each for each in FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+        handlers = {each: signal.signal(each, self._forward) for each in heard}
         while True:
             gc.freeze()  # a collection in the child would copy all pages
             parent = os.getpid()

@@ -264,9 +264,8 @@ def read_policy(given: Mapping[str, Any], base: PolicyConfig) -> PolicyConfig:
         raise ApiError(422, f"policy: {describe_error(error)}", param="policy") from None
     chosen = {name: getattr(asked, name) for name in CLIENT_SETTINGS}
     tokens, limit = asked.batch.micro_batch_tokens, base.batch.micro_batch_tokens
-    fitting = (
-        limit if tokens is None else min(tokens, limit or MICRO_BATCH_TOKENS)
-    )  # memory alone; the result is the same
+    # memory alone; the result is the same
+    fitting = limit if tokens is None else min(tokens, limit or MICRO_BATCH_TOKENS)
     chosen["batch"] = asked.batch.model_copy(update={"micro_batch_tokens": fitting})
     limits = [each for each in (asked.max_model_len, base.max_model_len) if each is not None]
     chosen["max_model_len"] = min(limits) if limits else None
