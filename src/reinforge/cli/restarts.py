@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from reinforge.cli.output import say
 from reinforge.errors import BackendError, ConfigError, Problem
-from reinforge.rollout.workflows.supervisor import SET_PARENT_DEATH_SIGNAL
+from reinforge.trainer.shutdown import SIGNALS
 
 if TYPE_CHECKING:
     from reinforge.config.loaded_config import LoadedConfig
     from reinforge.trainer.options import RunOptions
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # what stops a run
 MAX_PAUSE_S = 60.0
 POLL_S = 0.1
 
@@ -49,7 +48,7 @@ class Keeper:
     def fork(self) -> bool:
         """Returns in each child, with whether it is the first; exits with the last one's exit code otherwise."""
         number, failures, progress = 0, 0, self.count_progress()
-        heard = [each for each in FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]  # nohup ignores SIGHUP
+        heard = [each for each in SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]  # nohup ignores SIGHUP
         handlers = {each: signal.signal(each, self._forward) for each in heard}
         while True:
             gc.freeze()  # a collection in the child would copy all pages
@@ -94,6 +93,8 @@ def _follow(parent: int) -> None:
     """Leaves the terminal's foreground, whose signals the parent forwards; and stops if the parent dies (Linux)."""
     os.setpgid(0, 0)
     if sys.platform == "linux":
+        from reinforge.rollout.workflows.supervisor import SET_PARENT_DEATH_SIGNAL
+
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit(128 + signal.SIGTERM)
@@ -104,6 +105,8 @@ def continue_in_child(options: RunOptions, loaded: LoadedConfig, limit: int) -> 
     from reinforge.adapters.launchers import find_launcher
     from reinforge.runs.journal.reader import JOURNAL, JournalReader
 
+    if not hasattr(os, "fork"):
+        raise ConfigError(Problem("--restarts", "this system cannot fork processes", "start again with --resume"))
     if find_launcher() is not None:
         message = "the processes of torchrun end together, so none of them can continue"
         raise ConfigError(Problem("--restarts", message, "start torchrun again with --resume, or use Ray"))
