@@ -119,7 +119,7 @@ class Run:
             "until its replacement joins": [],
         }
         stop, start, load, notice, join = parts.values()
-        for (at, kind), (following, _) in zip(self.faults, [*self.faults[1:], (math.inf, "")], strict=True):
+        for (at, kind), (following, _) in zip(self.faults, [*self.faults[1:], (math.inf, "")], strict=False):
             if kind == "worker":
                 seen = next((each for each in died if each > at), math.inf)
                 back = next((each for each in joined if each > seen), math.inf)
