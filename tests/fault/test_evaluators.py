@@ -254,7 +254,7 @@ async def test_a_policys_failure_counts_in_every_figure(monkeypatch):
     summary = await summarize()
     assert (summary.mean, summary.num_examples, summary.num_unscored) == (0.0, 4, 0)
     missing = EvalOutputItem(id="1", score=None, reasoning=None, error="no answer")
-    monkeypatch.setattr(DatasetEvaluation, "_penalize", lambda self, record: missing)
+    monkeypatch.setattr(DatasetEvaluation, "_penalize", lambda self, record, penalty=None: missing)
     assert (await summarize()).num_unscored == 4
 
 
