@@ -311,7 +311,7 @@ def print_table(folder: Path, tasks: Sequence[str]) -> None:
     print("|---|---|---|---|---|---|---|")
     for task in tasks:
         runs = [json.loads(path.read_text()) for path in sorted((folder / "runs").glob(f"{name_file(task)}-*.json"))]
-        base = read_bases(folder).get(task, {"category": "function calls", "solved": math.nan})
+        base = read_bases(folder).get(task, {"category": "function calls" * (task in CALLS), "solved": math.nan})
         judged = [run for run in runs if run.get("improvement")]
         if not judged:
             reasons = "; ".join(map(describe_run, runs))
@@ -341,9 +341,14 @@ def main() -> None:
     if given.what == "games":
         measure_games(given.folder)
         return
-    tasks, transfer = choose(given.folder)
-    if given.tasks:
-        tasks = given.tasks.split(",")
+    tasks, transfer = given.tasks.split(",") if given.tasks else [], list[str]()
+    if ALWAYS in read_bases(given.folder):
+        chosen, transfer = choose(given.folder)
+        tasks = tasks or chosen
+    elif not tasks:
+        raise SystemExit(f"the tasks are chosen by their bases, and that of {ALWAYS} is not measured yet: run `bases`")
+    elif given.what == "train":
+        print("without transfer: its tasks are chosen by the bases, which are not all measured yet")
     if given.what == "choose":
         print("train   ", " ".join(tasks))
         print("transfer", " ".join(transfer))

@@ -69,7 +69,7 @@ class Keeper:
             if failures > self.limit:
                 say(f"the run {why}, {failures} times without progress; it is not continued", err=True)
                 break
-            pause_s = min(MAX_PAUSE_S, 2.0 ** (failures - 1) - 1)
+            pause_s = min(MAX_PAUSE_S, 2.0 ** min(failures - 2, 6)) if failures > 1 else 0.0
             when = f" in {pause_s:g} s, attempt {failures} of {self.limit} without progress" if failures > 1 else ""
             say(f"the run {why}; it continues{when}", err=True)
             if not self._pause(pause_s):
