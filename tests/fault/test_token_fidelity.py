@@ -21,7 +21,7 @@ from reinforge.config.finetuning_blocks import LimitsConfig, OutcomesConfig, Sam
 from reinforge.config.policy import PolicyConfig
 from reinforge.config.schema import FinetuneConfig
 from reinforge.engine import Engine
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.models.policy_llm import PolicyLLM

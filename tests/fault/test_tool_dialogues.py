@@ -16,7 +16,7 @@ from reinforge.algorithms.samples import samples_from_trajectory
 from reinforge.config.policy import PolicyConfig
 from reinforge.dialects.tool_calls import prepare_request
 from reinforge.engine import Engine
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout import history as history_module
 from reinforge.rollout.capture import AsyncLLM, Capture

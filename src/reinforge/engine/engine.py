@@ -41,12 +41,12 @@ from reinforge.engine.model.adapters import (
     write_adapter_weights,
 )
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel, Fingerprinter
-from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.dtype import fill_in_dtype
 from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.model.loading import load_model, load_tokenizer, pick_device
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.policy import EmbeddedPolicy
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.engine.request_codec import RequestCodec, find_end_tokens
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.training.collate import make_plain_sample

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.engine.request_codec import RequestCodec
 from reinforge.files import storage_boundary
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from reinforge.engine.callers import Caller, Outboxes
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.engine.request_codec import RequestCodec, find_end_tokens
 from reinforge.engine.sampling.running_batch import SampleRequest, SamplerStats
 from reinforge.engine.sampling.sampler import ReplySampler
@@ -22,7 +22,7 @@ from reinforge.types.request import CLIENT, Message, ModelReply, ModelRequest, R
 from reinforge.types.sample import FloatArray
 
 if TYPE_CHECKING:
-    from reinforge.engine.model.text_stream import TextStream
+    from reinforge.engine.prompts.reply_text import TextStream
     from reinforge.engine.sampling.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)

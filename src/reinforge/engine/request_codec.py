@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.engine.sampling.params import check_params
 from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.errors import ContextOverflow

@@ -117,7 +117,7 @@ def _open_base(model: TrainedModel) -> BaseModel:
 
 
 def _write_gguf(model: TrainedModel, options: ArtifactOptions, folder: Path, module: Any, tokenizer: Any) -> Artifact:
-    from reinforge.engine.model.chat_template import PromptRenderer
+    from reinforge.engine.prompts.chat_template import PromptRenderer
     from reinforge.exports.gguf.file import GgufSettings, find_context_length, write_gguf
     from reinforge.types.request import ModelRequest
 

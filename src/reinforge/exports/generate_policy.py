@@ -12,9 +12,9 @@ import torch
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.checkpoint import hide_progress_bars
-from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.hub import check_model_source
 from reinforge.engine.model.loading import DTYPES, load_module, load_tokenizer, pick_device
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.engine.request_codec import cut_at_stop, find_end_tokens
 from reinforge.errors import ContextOverflow
 from reinforge.exports.frozen_policy import FrozenPolicy

@@ -158,7 +158,7 @@ def supervised_episode(
     tokenizer: Any, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None
 ) -> Trajectory:
     """Returns a conversation whose assistant turns are supervised; supervised data needs no log-probs."""
-    from reinforge.engine.model.chat_template import PromptRenderer
+    from reinforge.engine.prompts.chat_template import PromptRenderer
 
     renderer, turns = PromptRenderer(tokenizer), []
     for index, message in enumerate(messages):

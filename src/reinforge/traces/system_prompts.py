@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.config.loader import load_config
-from reinforge.engine.model.chat_template import find_common_start
+from reinforge.engine.prompts.reply_text import find_common_start
 from reinforge.errors import ConfigError, Problem
 from reinforge.trainer.setup.components import ComponentBuilder
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from reinforge.dialects.tool_calls import detect_tool_format, parse_reply, prepare_request
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from tests.families import SPECS, DialogueMaker, TemplateTokenizer
 from tests.fault.sizes import scaled

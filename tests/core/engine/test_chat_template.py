@@ -6,10 +6,10 @@ import tracemalloc
 
 import pytest
 
-from reinforge.engine.model import chat_template, template_budget
-from reinforge.engine.model.chat_template import PromptRenderer
-from reinforge.engine.model.template_budget import Budget, TemplateLimitReached, TemplateTooSlow
-from reinforge.engine.model.template_sandbox import ChatTemplate, find_template_problem
+from reinforge.engine.prompts import template_budget, tokenization
+from reinforge.engine.prompts.chat_template import PromptRenderer
+from reinforge.engine.prompts.template_budget import Budget, TemplateLimitReached, TemplateTooSlow
+from reinforge.engine.prompts.template_sandbox import ChatTemplate, find_template_problem
 from reinforge.errors import ConfigError, EngineError
 from reinforge.limits import Limits
 from reinforge.types.request import ModelRequest
@@ -323,7 +323,7 @@ def test_several_threads_may_render_at_once(tokenizer):
 
 
 def test_the_cache_of_prompts_and_replies_is_bounded_in_characters_and_tokens(tokenizer, monkeypatch):
-    monkeypatch.setattr(chat_template, "CACHED_CHARS", 1000)
+    monkeypatch.setattr(tokenization, "CACHED_CHARS", 1000)
     tokenizer.chat_template = "{{ messages[0].content[:9] }}"  # a short prompt, whose key has the whole message
     renderer = PromptRenderer(tokenizer)
     first, second = (ModelRequest([{"role": "user", "content": letter * 900}]) for letter in "ab")

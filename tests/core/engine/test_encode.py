@@ -5,7 +5,7 @@ import math
 import pytest
 
 from reinforge.algorithms.samples import samples_from_trajectory
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.errors import ContextOverflow, EngineError
 from reinforge.evaluation.demonstrations import detect_format
 from reinforge.trainer.builders.dataset import DatasetTrajectoryBuilder, DatasetTrajectoryBuilderConfig

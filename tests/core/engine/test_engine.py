@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import Engine
-from reinforge.engine.model.chat_template import PromptRenderer
 from reinforge.engine.model.loading import load_model, load_tokenizer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.errors import ConfigError, EngineError
 from reinforge.runs.checkpoints import copy_model
 from reinforge.types.sample import Needs

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from reinforge.engine.model.chat_template import PromptRenderer, bind_markers, build_continuation
+from reinforge.engine.prompts.chat_template import PromptRenderer, bind_markers
+from reinforge.engine.prompts.reply_text import build_continuation
 from reinforge.errors import MessagesRejected
 from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.types.request import ContinuedTurn, Grammar, ModelRequest, SamplingParams

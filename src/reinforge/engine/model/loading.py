@@ -23,13 +23,13 @@ from reinforge.engine.model.hub import check_model_source, check_tokenizer_sourc
 from reinforge.engine.model.model_files import MAKING
 from reinforge.engine.model.preflight import CHAT_TEMPLATE, LORA
 from reinforge.engine.model.source import MODEL, TOKENIZER, check_same_tokens, find_source, open_source, open_tokenizer
-from reinforge.engine.model.template_sandbox import find_template_problem
 from reinforge.engine.model.text_part import (
     find_auto_class,
     find_expert_parameters,
     find_layers_without_adapters,
     freeze_other_parts,
 )
+from reinforge.engine.prompts.template_sandbox import find_template_problem
 from reinforge.errors import BackendUnavailable, ConfigError, EngineError, Problem, boundary, did_you_mean
 from reinforge.types.seeding import stable_seed
 

@@ -274,7 +274,7 @@ def _check_template_file(config: PolicyConfig) -> list[Problem]:
 def _check_template(config: PolicyConfig, tokenizer: ModelSource | None) -> list[Problem]:
     """Returns what makes the chat templates unusable, as far as they are in local files."""
     try:
-        from reinforge.engine.model.template_sandbox import find_template_problem
+        from reinforge.engine.prompts.template_sandbox import find_template_problem
     except ModuleNotFoundError:  # Jinja comes with torch, without which nothing is trained here
         return []
     problems = []

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from reinforge.config.finetuning_blocks import SamplingConfig
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.errors import ConfigError, Problem
 from reinforge.exports.gguf.tokenizer import SPLITS, Split
 from reinforge.files import storage_boundary

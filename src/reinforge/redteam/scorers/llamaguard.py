@@ -68,7 +68,7 @@ class LlamaGuardScorer(Scorer[str, str]):
         user_message: str = "Hello!",
         batch_tokens: int = 16384,
     ):
-        from reinforge.engine.model.chat_template import PromptRenderer
+        from reinforge.engine.prompts.chat_template import PromptRenderer
 
         self.guard, self.user_message = GuardModel(model, DEVICE, batch_tokens), user_message
         self.renderer = PromptRenderer(self.guard.tokenizer)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from reinforge.bounded import find_surrogate, load_json
+from reinforge.bounded import load_json
 from reinforge.engine.model.preflight import CHAT_TEMPLATE
-from reinforge.engine.model.template_budget import TemplateLimitReached
-from reinforge.engine.model.template_sandbox import compile_chat_template
+from reinforge.engine.prompts.template_budget import TemplateLimitReached
+from reinforge.engine.prompts.template_sandbox import compile_chat_template
+from reinforge.engine.prompts.tokenization import (
+    CACHED_ENTRIES,
+    LONG_TEXT,
+    TextTokenizer,
+    TokenCache,
+    check_surrogates,
+)
 from reinforge.errors import (
     ChatTemplateError,
     ConfigError,
@@ -29,61 +33,7 @@ from reinforge.limits import get_limits
 from reinforge.types.request import ContinuedTurn, Grammar, Message, ModelRequest
 
 if TYPE_CHECKING:
-    from reinforge.engine.model.text_stream import TextStream
-
-RenderMessages = Callable[[Sequence[Message], bool], str]
-"""Renders messages by the chat template; True: with the generation prompt."""
-
-
-def build_continuation(
-    render: RenderMessages, messages: Sequence[Message], num_messages: int, end_text: str | None, ends: Sequence[str]
-) -> str | None:
-    """Returns the text that continues an earlier reply up to the next one.
-
-    Args:
-        messages: The whole conversation.
-        num_messages: How many of them the earlier call covers; the last is its reply.
-        end_text: The text of the token that ended the reply; None: it was cut off.
-        ends: The texts of all tokens that end a reply.
-
-    Returns:
-        The text behind `end_text`; None: the template does not show the reply, so that its end cannot be found.
-    """
-    marker = f"reply-{os.urandom(8).hex()}"
-    marked = [*messages[: num_messages - 1], mark_reply(messages[num_messages - 1], marker)]
-    whole = render([*marked, *messages[num_messages:]], True)
-    alone = render(marked, False)
-    if marker not in whole or marker not in alone:
-        return None
-    after = whole[whole.rindex(marker) + len(marker) :]
-    closing = find_common_start(after, alone[alone.rindex(marker) + len(marker) :])
-    places = [(place, text) for text in ends if text and (place := closing.find(text)) >= 0]
-    if end_text is None:  # the end that the template writes, without what closes a call
-        return after[min(places)[0] :] if places else after
-    if not places:  # the template ends a reply in another way, which the sampled end replaces
-        return after[len(closing) :]
-    place, text = min(places)
-    return after[place + len(text) :]
-
-
-def find_common_start(first: str, second: str) -> str:
-    count = min(len(first), len(second))
-    return first[: next((i for i in range(count) if first[i] != second[i]), count)]
-
-
-def mark_reply(message: Message, marker: str) -> Message:
-    """Returns a reply whose text, or else the arguments of its calls, are a marker."""
-    calls: list[dict[str, Any]] = message.get("tool_calls") or []
-    marked: Message = {key: value for key, value in message.items() if key != "tool_calls"}
-    if message.get("content") or not calls:
-        marked["content"] = marker
-    if calls:
-        arguments = json.dumps({"marker": marker})
-        marked["tool_calls"] = [
-            {**call, "function": {**(call.get("function") or {}), "arguments": arguments}} for call in calls
-        ]
-    return marked
-
+    from reinforge.engine.prompts.reply_text import TextStream
 
 _MARKER = re.compile(r'^(marker_\d+): ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 _UNTIL = re.compile(r'^(until_\d+)\[suffix=("(?:[^"\\]|\\.)*")\]: .*$', re.MULTILINE)
@@ -107,11 +57,6 @@ def bind_markers(text: str, token_ids: Mapping[str, int]) -> str:
     return _UNTIL.sub(lambda found: bind(found, "/(?s:.*)/ "), text)
 
 
-LONG_TEXT = 1 << 14
-"""Characters; longer prompts are compared with the context limit before they are tokenized, which takes seconds."""
-CACHED_PROMPTS = 4096
-"""Prompts, and replies, in the cache: agents send the same first prompt again and again, and short replies recur."""
-CACHED_CHARS = 1 << 23  # characters of the cached prompts and their keys; a token takes as much memory as ten of them
 SHORT_REPLY = 512  # tokens; the texts of longer replies are not cached
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -135,11 +80,10 @@ class PromptRenderer:
         self._ends, self._special_ids = frozenset(ends), find_special_ids(tokenizer)
         self._added_ids: dict[str, int] = dict(getattr(tokenizer, "added_tokens_encoder", None) or {})
         self._arguments_are_text = False
-        self._cached, self._cached_chars = OrderedDict[Any, tuple[tuple[int, ...], int]](), 0
+        self._prompts, self._text_tokenizer = TokenCache(), TextTokenizer(tokenizer)
         self._texts: dict[int, str] = {}
-        self._lock = threading.Lock()
         self._renders_tools = False
-        self._decode_cached = functools.lru_cache(CACHED_PROMPTS)(self._decode)
+        self._decode_cached = functools.lru_cache(CACHED_ENTRIES)(self._decode)
 
     @property
     def chat_template(self) -> str | None:
@@ -165,22 +109,14 @@ class PromptRenderer:
             if spliced is not None:
                 return spliced
         key = build_prompt_key(request)
-        with self._lock:
-            if key in self._cached:
-                self._cached.move_to_end(key)
-                return self._cached[key][0]
+        if (known := self._prompts.find(key)) is not None:
+            return known
         text = self._render_text(request, request.messages, add_generation_prompt=True)
         if request.tools and not self._renders_tools:
             self._check_tools(request, text)
         self._check_length(text, max_tokens)
-        token_ids = tuple(self._tokenize(text))
-        num_chars = len(text) + len(str(key))  # a template may show less than the messages hold
-        with self._lock:
-            if key not in self._cached:  # another thread may have rendered it meanwhile
-                self._cached[key] = token_ids, num_chars
-                self._cached_chars += num_chars
-            while len(self._cached) > CACHED_PROMPTS or self._cached_chars > CACHED_CHARS:
-                self._cached_chars -= self._cached.popitem(last=False)[1][1]
+        token_ids = tuple(self._text_tokenizer.tokenize(text))
+        self._prompts.add(key, token_ids, len(text) + len(str(key)))  # a template may show less than the messages hold
         return token_ids
 
     def _tokenize_prompt(self, prompt: str | tuple[int, ...], max_tokens: int | None) -> tuple[int, ...]:
@@ -188,7 +124,7 @@ class PromptRenderer:
         if isinstance(prompt, str):
             if len(prompt) > (most := get_limits().prompt_chars):
                 raise ValueError(f"the prompt has {len(prompt)} characters, the limit is {most}")
-            _check_surrogates(prompt)
+            check_surrogates(prompt)
             self._check_length(prompt, max_tokens)
             prompt = tuple(self.tokenizer.encode(prompt))
         if not prompt:
@@ -213,6 +149,8 @@ class PromptRenderer:
         last = continued.token_ids[-1]
         ended = last in self._ends
         texts = self.decode_each([*self._ends])
+        from reinforge.engine.prompts.reply_text import build_continuation  # for `history: splice` alone
+
         new = build_continuation(
             lambda messages, prompt: self._render_text(request, messages, add_generation_prompt=prompt),
             request.messages,
@@ -223,11 +161,11 @@ class PromptRenderer:
         if new is None:
             return None
         before = self.decode_each([last])[0] if ended else ""
-        tokens = self._tokenize(before + new)  # tokenized as behind that end, which is cut off again
+        tokens = self._text_tokenizer.tokenize(before + new)  # tokenized as behind that end, which is cut off again
         if ended and tokens[:1] == [last]:
             tokens = tokens[1:]
         elif ended:
-            tokens = self._tokenize(new)
+            tokens = self._text_tokenizer.tokenize(new)
         return (*continued.token_ids, *tokens)
 
     def bind_grammar(self, grammar: Grammar) -> Grammar:
@@ -258,10 +196,10 @@ class PromptRenderer:
                 f'the reply the text ends with "...{whole_text[-80:]}"; '
                 "set another template with finetuning.policy.chat_template"
             )
-        prompt, whole = self.render(request), self._tokenize(whole_text)
+        prompt, whole = self.render(request), self._text_tokenizer.tokenize(whole_text)
         # The sampler cannot begin with a token that spans prompt and reply, so the reply is then tokenized by itself.
         continues = tuple(whole[: len(prompt)]) == prompt
-        token_ids = whole[len(prompt) :] if continues else self._tokenize(whole_text[len(prompt_text) :])
+        token_ids = whole[len(prompt) :] if continues else self._text_tokenizer.tokenize(whole_text[len(prompt_text) :])
         last = max((place for place, token in enumerate(token_ids) if token in ends), default=None)
         if last is None:
             return prompt, (*token_ids, self.tokenizer.eos_token_id)
@@ -335,7 +273,7 @@ class PromptRenderer:
             markers: Texts whose special tokens stay in the reply's text, such as the start of a tool call.
             stop: Texts at which it ends.
         """
-        from reinforge.engine.model.text_stream import TextStream  # for readers of streams alone
+        from reinforge.engine.prompts.reply_text import TextStream  # for readers of streams alone
 
         texts = zip(self._special_ids, self.decode_each([*self._special_ids]), strict=True)
         special = {token: text if any(text in each for each in markers) else "" for token, text in texts}
@@ -362,29 +300,11 @@ class PromptRenderer:
                 self._texts[token] = self.tokenizer.decode([token])
         return tuple(self._texts[token] for token in token_ids)
 
-    def _tokenize(self, text: str) -> list[int]:
-        _check_surrogates(text)
-        # The template has written the special tokens; calling the backend saves three times what the work itself takes.
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            if len(text) > LONG_TEXT:  # only a batch lets other threads of Python run meanwhile
-                return backend.encode_batch([text], add_special_tokens=False)[0].ids
-            return backend.encode(text, add_special_tokens=False).ids
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
 
 def find_special_ids(tokenizer: Any) -> frozenset[int]:
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     special = {token for token, content in added.items() if getattr(content, "special", False)}
     return frozenset(special | set(getattr(tokenizer, "all_special_ids", ())))
-
-
-def _check_surrogates(text: str) -> None:
-    if (found := find_surrogate(text)) is not None:
-        raise ValueError(
-            f"the prompt has an unpaired surrogate (U+{ord(text[found]):04X}) at character {found}, which no "
-            'tokenizer can encode; remove it in the agent: text.encode("utf-8", "replace").decode()'
-        )
 
 
 def build_template_message(message: Message) -> Message:

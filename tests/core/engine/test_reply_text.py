@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reinforge.engine.model.chat_template import PromptRenderer
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.types.request import ModelReply, ModelRequest, SamplingParams
 from reinforge.types.text_markers import count_held, find_marker
 from tests.models import make_tokenizer

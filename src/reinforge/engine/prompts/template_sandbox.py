@@ -27,7 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from reinforge.bounded import TooDeepError, refuse_depth
-from reinforge.engine.model import template_budget
+from reinforge.engine.prompts import template_budget
 from reinforge.limits import get_limits
 
 AnyFunction = Callable[..., Any]

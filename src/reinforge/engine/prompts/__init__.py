@@ -1,0 +1,1 @@
+"""Messages to tokens by a chat template, and tokens to text."""
