@@ -106,6 +106,7 @@ def make_settings(
             "num_epochs": args.epochs,
             "output_dir": folder,
             "splits": {"train": EXAMPLES, "select": 4, "confirm": 4},
+            "gate": {"allow_no_verdict": True},
             "policy": policy,
             "limits": limits,
             "device": "cpu",

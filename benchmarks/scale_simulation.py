@@ -1,338 +1,193 @@
-"""What 1 to 512 workers would do: a virtual clock, the measured costs of each step, and the router that a run uses.
+"""What 1 to 4,096 samplers would do, on the virtual clock of `reinforge.scale.planning`, and how true that is here.
 
-    python benchmarks/scale_simulation.py [--workers 1,2,8,64,512] [--model 1.7m|135m]
-    python benchmarks/scale_simulation.py measure       the costs of this machine, as `Costs` has them
+    python benchmarks/scale_simulation.py workers [--workers 1,2,8,64,512] [--model 1.7m|135m]   processes on CPUs
+    python benchmarks/scale_simulation.py gpus      8 to 4,096 samplers of models of 1.5, 7 and 70 B parameters
+    python benchmarks/scale_simulation.py published steps that others published, and what is predicted for them
+    python benchmarks/scale_simulation.py measure   the costs of this machine, as `MODELS` has them
+    python benchmarks/scale_simulation.py validate  whole runs of 1, 2 and 4 Ray workers, and the same on the clock
 
-Every worker decodes all its replies at once: a step takes `step_s + sequence_s` for each of them, and a prompt delays
-them by `prompt_token_s` for each of its tokens that the worker has not cached. The driver is one interpreter: it spends
-`call_s` on each model call and `episode_s` on each episode, one after the other, and `ray_s` on each message between it
-and the workers. The journal is a thread of the driver, whose `journal_s` is the interpreter's too, and a disk that
-syncs a group of episodes at a time. Messages go through one link of the driver with a latency and a bandwidth.
-
-The policies are keys of the same `EngineRouter`: of the prompt (siblings share a worker: what a run does), of
-the episode (only its own turns do), and of the call (every call goes to the least busy worker).
+`validate` measures the parts alone: the steps of the samplers with all workers busy, and the jobs of two small runs.
+Then it runs longer ones, and compares the seconds of an epoch. Workers share the cores of this machine, so the parts
+are measured for each number of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import heapq
+import multiprocessing
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import overlap
 from benchmarks.machine import describe, refuse_if_busy
-from reinforge.scale.engine_group import EngineRouter
+from reinforge.config.loader import build_config
+from reinforge.runs.progress import SilentProgress
+from reinforge.scale.planning.hardware import GPUS, ModelShape, Shares, derive_costs, derive_sampler, derive_trainer
+from reinforge.scale.planning.plan import SeenLengths, read_lengths
+from reinforge.scale.planning.simulation import (
+    Costs,
+    DriverCosts,
+    Key,
+    SamplerCosts,
+    SimulatedRun,
+    Simulation,
+    Spread,
+    TrainerCosts,
+    Work,
+    siblings_together,
+)
+from reinforge.trainer.options import RunOptions
+from reinforge.trainer.run import run_config
 
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds that a run spends, on one core of the machine that `measure` ran on.
-
-    Attributes:
-        step_s, sequence_s: One decoding step of a worker, and each sequence in it.
-        prompt_token_s: One token of a prompt that is not cached.
-        call_s, episode_s: The driver's time for one model call, and for the rest of an episode with its reward.
-        journal_s: The journal's share of the driver's interpreter for one episode.
-        sync_s: One sync of the disk, which a group of episodes shares.
-        ray_s: The driver's time for one call of a Ray actor and its answer.
-        latency_s: From the driver to a worker or back.
-        bytes_per_s: The driver's network.
-    """
-
-    step_s: float
-    sequence_s: float
-    prompt_token_s: float
-    call_s: float
-    episode_s: float
-    journal_s: float
-    sync_s: float
-    ray_s: float
-    latency_s: float = 0.0003
-    bytes_per_s: float = 1.25e9
-
-
-_DRIVER = {"call_s": 7.7e-5, "episode_s": 1.1e-4, "journal_s": 3e-5, "sync_s": 1.5e-3, "ray_s": 3.2e-4}
+DRIVER = DriverCosts(call_s=7.7e-5, episode_s=1.1e-4, message_s=3.2e-4, journal_s=3e-5)
 MODELS = {
-    "1.7m": Costs(step_s=1.8e-3, sequence_s=3.8e-5, prompt_token_s=5.9e-5, **_DRIVER),
-    "135m": Costs(step_s=0.0, sequence_s=9.5e-3, prompt_token_s=6e-3, **_DRIVER),
+    "1.7m": Costs(SamplerCosts(step_s=1.8e-3, sequence_s=3.8e-5, prompt_token_s=5.9e-5), DRIVER),
+    "135m": Costs(SamplerCosts(step_s=0.0, sequence_s=9.5e-3, prompt_token_s=6e-3), DRIVER),
 }
 """Of models with 1.7 and 135 million parameters: what `measure` printed, in CPU time; 135m decodes the 105 tokens a
 second of one core that `sampler.py --size 135m` printed, and computes its prompts at 45 GFLOP/s."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What is run.
-
-    Attributes:
-        siblings: Episodes per example.
-        turns: Model calls per episode.
-        prompt, answer, message: Tokens of the first prompt, of each reply, and of what the environment adds.
-        in_flight: Episodes in flight per worker.
-        rounds: Episodes in all, in multiples of those in flight.
-    """
-
-    siblings: int = 8
-    turns: int = 3
-    prompt: int = 200
-    answer: int = 48
-    message: int = 24
-    in_flight: int = 32
-    rounds: int = 6
-
-
-BYTES_PER_TOKEN = 40
-"""Of a reply on its way to the driver: the ids of its prompt and of its tokens, with log-probs and text."""
-SEED_SPREAD = 7
-
-
-@dataclass(slots=True)
-class Reply:
-    """One reply that a worker samples."""
-
-    episode: int
-    turn: int
-    key: str
-    context: int
-    num_tokens: int
-
-
-class SimulatedWorker:
-    """Decodes all replies together; `progress` counts the steps that it has made."""
-
-    def __init__(self, costs: Costs):
-        self.costs = costs
-        self.progress, self.since_s, self.busy_s = 0.0, 0.0, 0.0
-        self.running: list[tuple[float, int, Reply]] = []
-        self.cached: dict[str, int] = {}
-        self.num_prompt_tokens = 0
-        self.number = 0
-        self.version = 0
-
-    def advance(self, now_s: float) -> None:
-        """Makes the steps until now."""
-        if self.running and now_s > self.since_s:
-            self.progress += (now_s - self.since_s) / self.step_s
-            self.busy_s += now_s - self.since_s
-        self.since_s = max(self.since_s, now_s)
-
-    @property
-    def step_s(self) -> float:
-        return self.costs.step_s + self.costs.sequence_s * len(self.running)
-
-    def add(self, now_s: float, reply: Reply, prompt_key: str) -> None:
-        """Begins a reply; its prompt delays the others."""
-        self.advance(now_s)
-        episode = f"episode {reply.episode}"
-        new = reply.context - max(self.cached.get(episode, 0), self.cached.get(prompt_key, 0))
-        self.num_prompt_tokens += new
-        delay_s = new * self.costs.prompt_token_s
-        self.busy_s += delay_s
-        self.since_s += delay_s
-        self.cached[episode] = reply.context + reply.num_tokens
-        if reply.turn == 0:
-            self.cached[prompt_key] = reply.context
-        self.number += 1
-        heapq.heappush(self.running, (self.progress + reply.num_tokens, self.number, reply))
-
-    def next_end_s(self) -> float:
-        """Returns when the first reply ends if nothing else arrives."""
-        return self.since_s + max(0.0, self.running[0][0] - self.progress) * self.step_s
-
-    def finish(self) -> Reply:
-        """Takes out the reply that has ended."""
-        return heapq.heappop(self.running)[2]
-
-
-class Server:
-    """One resource that works on one thing after the other."""
-
-    def __init__(self) -> None:
-        self.free_s = self.busy_s = 0.0
-
-    def serve(self, now_s: float, seconds: float) -> float:
-        """Returns when work that arrives now is done."""
-        self.free_s = max(self.free_s, now_s) + seconds
-        self.busy_s += seconds
-        return self.free_s
-
-
-@dataclass
-class Outcome:
-    """What a simulation found; shares are of the whole time."""
-
-    num_workers: int
-    seconds: float
-    num_episodes: int
-    workers: float
-    driver: float
-    network: float
-    disk: float
-    prompt_tokens: int
-    imbalance: float
-
-    @property
-    def rate(self) -> float:
-        return self.num_episodes / self.seconds
-
-
-Key = Callable[[int, int, int], str]
+SIBLINGS, IN_FLIGHT, ROUNDS = 8, 32, 6
+REPLY = Spread(48, 0.09)
 POLICIES: dict[str, Key] = {
-    "siblings to one worker": lambda group, episode, turn: f"group {group}",
-    "episodes to one worker": lambda group, episode, turn: f"episode {episode}",
-    "calls to the least busy": lambda group, episode, turn: f"call {episode} {turn}",
+    "siblings to one worker": siblings_together,
+    "episodes to one worker": lambda episode: f"episode {episode.number}",
+    "calls to the least busy": lambda episode: f"call {episode.number} {episode.turn}",
 }
 
 
-class Simulation:
-    """One collection with a number of workers.
-
-    Args:
-        costs: Seconds of each step.
-        load: What is run.
-        num_workers: How many workers.
-        key: The router's key of a call, by group, episode and turn.
-    """
-
-    def __init__(self, costs: Costs, load: Load, num_workers: int, key: Key):
-        self.costs, self.load, self.key = costs, load, key
-        self.router = EngineRouter(range(num_workers))
-        self.workers = [SimulatedWorker(costs) for _ in range(num_workers)]
-        self.driver, self.network, self.disk = Server(), Server(), Server()
-        self.events: list[tuple[float, int, int, Any]] = []
-        self.count = 0
-        self.num_done, self.num_started = 0, 0
-        self.num_episodes = load.in_flight * num_workers * load.rounds
-        self.now_s = 0.0
-
-    def run(self) -> Outcome:
-        """Returns what happens until the last episode has ended."""
-        for _ in range(min(self.num_episodes, self.load.in_flight * len(self.workers))):
-            self._start_episode(0.0)
-        while self.events:
-            self.now_s, _, kind, what = heapq.heappop(self.events)
-            if kind == 0:
-                self._arrive(*what)
-            elif kind == 1:
-                self._end_step(*what)
-            else:
-                self._receive(what)
-        seconds = self.now_s
-        busy = [worker.busy_s for worker in self.workers]
-        return Outcome(
-            len(self.workers),
-            seconds,
-            self.num_done,
-            statistics.fmean(busy) / seconds,
-            self.driver.busy_s / seconds,
-            self.network.busy_s / seconds,
-            self.disk.busy_s / seconds,
-            sum(worker.num_prompt_tokens for worker in self.workers),
-            max(busy) / statistics.fmean(busy),
-        )
-
-    def _push(self, at_s: float, kind: int, what: Any) -> None:
-        self.count += 1
-        heapq.heappush(self.events, (at_s, self.count, kind, what))
-
-    def _start_episode(self, now_s: float) -> None:
-        if self.num_started < self.num_episodes:
-            self.num_started += 1
-            self._call(now_s, self.num_started - 1, 0)
-
-    def _call(self, now_s: float, episode: int, turn: int) -> None:
-        """The driver's half of a model call before it is sent."""
-        load, costs, group = self.load, self.costs, episode // self.load.siblings
-        context = load.prompt + turn * (load.answer + load.message)
-        num_tokens = max(1, load.answer + (hash((episode, turn)) % (2 * SEED_SPREAD + 1)) - SEED_SPREAD)
-        key = self.key(group, episode, turn)
-        at_s = self.driver.serve(now_s, (costs.call_s + costs.ray_s) / 2)
-        at_s = self.network.serve(at_s, 4 * context / costs.bytes_per_s)
-        number = self.router.acquire(key)
-        assert number is not None
-        reply = Reply(episode, turn, key, context, num_tokens)
-        self._push(at_s + costs.latency_s, 0, (number, reply, f"group {group}"))
-
-    def _arrive(self, number: int, reply: Reply, prompt_key: str) -> None:
-        worker = self.workers[number]
-        worker.add(self.now_s, reply, prompt_key)
-        self._plan(number)
-
-    def _plan(self, number: int) -> None:
-        worker = self.workers[number]
-        worker.version += 1
-        if worker.running:
-            self._push(worker.next_end_s(), 1, (number, worker.version))
-
-    def _end_step(self, number: int, version: int) -> None:
-        worker = self.workers[number]
-        if version != worker.version:  # something arrived meanwhile
-            return
-        worker.advance(self.now_s)
-        reply = worker.finish()
-        self.router.release(number)
-        num_bytes = BYTES_PER_TOKEN * reply.num_tokens + 8 * reply.context
-        at_s = self.network.serve(self.now_s, num_bytes / self.costs.bytes_per_s)
-        self._push(at_s + self.costs.latency_s, 2, reply)
-        self._plan(number)
-
-    def _receive(self, reply: Reply) -> None:
-        """The driver's half of a model call after its answer, and the end of an episode."""
-        costs, load, driver = self.costs, self.load, self.driver
-        at_s = driver.serve(self.now_s, (costs.call_s + costs.ray_s) / 2)
-        if reply.turn + 1 < load.turns:
-            self._call(at_s, reply.episode, reply.turn + 1)
-            return
-        at_s = driver.serve(at_s, costs.episode_s)
-        driver.serve(at_s, costs.journal_s)
-        if self.disk.free_s <= at_s:  # what has come during one sync shares the next
-            self.disk.serve(at_s, costs.sync_s)
-        self.num_done += 1
-        self.now_s = max(self.now_s, at_s)
-        self._start_episode(at_s)
+def simulate_collection(costs: Costs, num_workers: int, policy: str) -> SimulatedRun:
+    """Returns what a collection of episodes of 3 calls would be, without training."""
+    examples = IN_FLIGHT * num_workers * ROUNDS // SIBLINGS
+    work = Work(1, examples, SIBLINGS, IN_FLIGHT * num_workers, turns=Spread(3), prompt=200, reply=REPLY)
+    return Simulation(costs, work, num_workers, key=POLICIES[policy]).run()
 
 
-def simulate(costs: Costs, load: Load, num_workers: int, policy: str) -> Outcome:
-    """Returns what a collection would be."""
-    return Simulation(costs, load, num_workers, POLICIES[policy]).run()
-
-
-def print_growth(costs: Costs, load: Load, counts: list[int]) -> None:
-    header = f"{'workers':>8} {'episodes/s':>11} {'x one':>7} {'workers':>8} {'driver':>7} {'network':>8} {'disk':>6}"
-    print(f"\n{header}   busy\n")
+def print_growth(costs: Costs, counts: Sequence[int]) -> None:
+    print(f"\n{'workers':>8} {'episodes/s':>11} {'x one':>7} {'workers':>8} {'driver':>7} {'network':>8}   busy\n")
     first = None
     for count in counts:
-        found = simulate(costs, load, count, "siblings to one worker")
+        found = simulate_collection(costs, count, "siblings to one worker")
         first = first or found.rate
         print(
-            f"{count:>8} {found.rate:>11.1f} {found.rate / first:>7.1f} {found.workers:>8.0%} {found.driver:>7.0%} "
-            f"{found.network:>8.1%} {found.disk:>6.0%}"
+            f"{count:>8} {found.rate:>11.1f} {found.rate / first:>7.1f} {found.samplers:>8.0%} {found.driver:>7.0%} "
+            f"{found.network:>8.1%}"
         )
-    per_episode = load.turns * (costs.call_s + costs.ray_s) + costs.episode_s + costs.journal_s
-    print(f"\none driver: {1e3 * per_episode:.2f} ms an episode, so at most {1 / per_episode:,.0f} episodes/s")
-    tokens = load.turns * (
-        8 * (load.prompt + load.turns * (load.answer + load.message)) + BYTES_PER_TOKEN * load.answer
-    )
-    print(f"network: {tokens / 1024:.1f} KiB an episode, so at most {costs.bytes_per_s / tokens:,.0f} episodes/s")
 
 
-def print_policies(costs: Costs, load: Load, counts: list[int]) -> None:
+def print_policies(costs: Costs, counts: Sequence[int]) -> None:
     print(f"\n{'workers':>8} {'policy':<26} {'episodes/s':>11} {'prompt tokens':>14} {'busiest / mean worker':>22}\n")
     for count in counts:
         for policy in POLICIES:
-            found = simulate(costs, load, count, policy)
+            found = simulate_collection(costs, count, policy)
             print(f"{count:>8} {policy:<26} {found.rate:>11.1f} {found.prompt_tokens:>14,} {found.imbalance:>22.2f}")
+
+
+GPU_MODELS = {
+    "1.5 B": (ModelShape(1.54e9, 28672), 1),
+    "7 B": (ModelShape(7.6e9, 57344), 1),
+    "70 B": (ModelShape(72.7e9, 327680), 4),
+}
+"""Qwen2.5's shapes, and the H100s of a sampler."""
+TRAINERS = {8: 8, 64: 32, 512: 256, 4096: 2048}
+IN_FLIGHT_GPU, SIBLINGS_GPU = 128, 16
+
+
+def print_gpus(counts: Sequence[int]) -> None:
+    """Prints epochs of 128 episodes per sampler, 3 calls of 800 + 300 tokens each, full weights; all assumed."""
+    print("| model | samplers | H100s | seconds of an epoch | with max_staleness 1 | busiest part then |")
+    print("|---|---|---|---|---|---|")
+    for name, (model, gpus_each) in GPU_MODELS.items():
+        for count in counts:
+            num_trainers, nodes = TRAINERS[count] * gpus_each, (count * gpus_each + 7) // 8
+            costs = derive_costs(
+                derive_sampler(model, GPUS["h100"], gpus_each, 256, Shares()),
+                derive_trainer(model, GPUS["h100"], num_trainers, "full", Shares()),
+                model,
+                "full",
+                num_nodes=nodes,
+                storage_gb_per_s=max(5.0, 0.5 * nodes),
+            )
+            work = Work(
+                num_epochs=3,
+                examples=IN_FLIGHT_GPU * count // SIBLINGS_GPU,
+                siblings=SIBLINGS_GPU,
+                concurrency=2 * IN_FLIGHT_GPU * count,
+                turns=Spread(3),
+                prompt=800,
+                reply=Spread(300, 0.8, 2000),
+                message=100,
+                tool_s=Spread(1.0, 1.0),
+                steps_per_job=4,
+            )
+            first = Simulation(costs, replace(work, num_epochs=1), count).run()
+            ahead = Simulation(costs, replace(work, max_staleness=1), count).run()
+            busy = {
+                "samplers": ahead.samplers,
+                "trainers": ahead.trainers,
+                "driver": ahead.driver,
+                "publishing": costs.publish_s / ahead.epoch_s,
+            }
+            part = max(busy, key=lambda each: busy[each])
+            print(
+                f"| {name} | {count:,} | {count * gpus_each + num_trainers:,} | {first.epoch_s:,.0f} | "
+                f"{ahead.epoch_s:,.0f} | {part} {busy[part]:.0%} |",
+                flush=True,
+            )
+
+
+@dataclass(frozen=True)
+class PublishedStep:
+    """A step of GRPO with 2,048 replies that NeMo RL 0.4 published (docs/about/performance-summary.md)."""
+
+    name: str
+    model: ModelShape
+    samplers: int
+    gpus_each: int
+    num_trainers: int
+    tokens: int  # of prompt and reply
+    staleness: int
+    seconds: float
+
+
+LLAMA_8B, QWEN_32B = ModelShape(8.03e9, 131072), ModelShape(32.8e9, 262144)
+PUBLISHED = (
+    PublishedStep("Llama 3.1 8B, 16 H100s for both in turn", LLAMA_8B, 16, 1, 16, 1060, 0, 97.7),
+    PublishedStep("the same, 8 + 8, one step off", LLAMA_8B, 8, 1, 8, 1129, 1, 74.6),
+    PublishedStep("Qwen3 32B, 32 H100s for both in turn", QWEN_32B, 8, 4, 32, 3206, 0, 393),
+    PublishedStep("the same, 32 + 32, one step off", QWEN_32B, 8, 4, 32, 3207, 1, 215),
+)
+
+
+def print_published() -> None:
+    for step in PUBLISHED:
+        nodes = max(1, step.samplers * step.gpus_each // 8)
+        costs = derive_costs(
+            derive_sampler(step.model, GPUS["h100"], step.gpus_each, 256, Shares()),
+            derive_trainer(step.model, GPUS["h100"], step.num_trainers, "full", Shares()),
+            step.model,
+            "full",
+            num_nodes=nodes,
+            storage_gb_per_s=50.0,  # they send weights from GPU to GPU
+        )
+        reply = Spread(step.tokens - 150, 0.25 if step.tokens > 2000 else 0.8, 3946)
+        work = Work(4, 64, 32, 4096, Spread(1), 150, reply, steps_per_job=4, max_staleness=step.staleness)
+        found = Simulation(costs, work, step.samplers).run()
+        print(
+            f"{step.name}: predicted {found.epoch_s:.0f} s, published {step.seconds} s: "
+            f"{step.seconds / found.epoch_s:.2f}"
+        )
 
 
 # Measurements.
@@ -340,13 +195,20 @@ def print_policies(costs: Costs, load: Load, counts: list[int]) -> None:
 
 def measure(size: str) -> Costs:
     """Returns the costs of this machine."""
-    step_s, sequence_s, prompt_token_s = measure_sampler(size)
     call_s, episode_s, journal_s = measure_driver()
-    return Costs(step_s, sequence_s, prompt_token_s, call_s, episode_s, journal_s, measure_sync(), measure_ray())
+    driver = DriverCosts(call_s, episode_s, message_s=measure_ray(), journal_s=journal_s)
+    return Costs(SamplerCosts(*measure_sampler(size)), driver)
 
 
-def measure_sampler(size: str) -> tuple[float, float, float]:
-    """Returns the seconds of a step, of each sequence in it, and of a token of a prompt, with one thread."""
+def measure_sampler(
+    size: str, clock: Callable[[], float] = time.process_time, before: Callable[[], Any] = lambda: None
+) -> tuple[float, float, float]:
+    """Returns the seconds of a step, of each sequence in it, and of a token of a prompt, with one thread.
+
+    Args:
+        clock: That of the process says what it takes alone on a core.
+        before: Called before each measurement.
+    """
     import torch
 
     from benchmarks.sampler import SIZES, random_model
@@ -363,9 +225,10 @@ def measure_sampler(size: str) -> tuple[float, float, float]:
             )
             for n in range(count)
         ]
-        started = time.process_time()  # of one thread: what it takes alone on a core
+        before()
+        started = clock()
         await asyncio.gather(*(engine.policy.sample(each) for each in requests))
-        return time.process_time() - started
+        return clock() - started
 
     async def run(folder: str) -> tuple[float, float, float]:
         engine = stack.enter_context(Engine.load(PolicyConfig(model=folder), seed=0, device="cpu"))
@@ -426,21 +289,6 @@ def measure_driver() -> tuple[float, float, float]:
     return call_s, max(0.0, one - call_s - journal_s), journal_s
 
 
-def measure_sync() -> float:
-    """Returns the seconds of one sync of 256 KiB to disk."""
-    import os
-
-    found = []
-    with tempfile.NamedTemporaryFile(dir=".") as file:
-        for _ in range(20):
-            file.write(b"x" * 2**18)
-            started = time.perf_counter()
-            file.flush()
-            os.fsync(file.fileno())
-            found.append(time.perf_counter() - started)
-    return statistics.median(found)
-
-
 def measure_ray() -> float:
     """Returns the driver's CPU seconds of one call of an actor."""
     from reinforge.scale.ray.cluster import RayConnection
@@ -465,27 +313,155 @@ def measure_ray() -> float:
     return found
 
 
+# Whole runs of this machine, and the same on the clock.
+
+
+def measure_samplers(size: str, count: int) -> SamplerCosts:
+    """Returns the costs by the clock on the wall while so many processes of one thread sample at a time."""
+    context = multiprocessing.get_context("spawn")
+    barrier, found = context.Barrier(count), context.Queue()
+    processes = [
+        context.Process(target=_measure_together, args=(size, barrier, found), daemon=True) for _ in range(count)
+    ]
+    for process in processes:
+        process.start()
+    rows = [found.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return SamplerCosts(*(statistics.fmean(each) for each in zip(*rows, strict=True)))
+
+
+def _measure_together(size: str, barrier: Any, found: Any) -> None:
+    found.put(measure_sampler(size, time.perf_counter, barrier.wait))
+
+
+CALIBRATIONS = ((8, 1, 48, 0.0), (24, 1, 48, 0.0))
+RUNS = ((48, 1, 64, 0.0), (16, 3, 24, 0.0), (16, 3, 24, 1.0))
+"""Examples of an epoch, calls of an episode, tokens of a reply, and seconds that a tool takes."""
+EPOCHS = 5
+
+
+class Timed(SilentProgress):
+    """The seconds of each stage of each epoch."""
+
+    def __init__(self) -> None:
+        self.spent: dict[tuple[int, str], float] = {}
+        self._stage: tuple[int, str] | None = None
+        self._since = 0.0
+
+    def stage(self, epoch: int | None, stage: str, total: int | None) -> None:
+        now = time.perf_counter()
+        if self._stage is not None:
+            self.spent[self._stage] = self.spent.get(self._stage, 0.0) + now - self._since
+        self._stage, self._since = None if epoch is None else (epoch, stage), now
+
+    def average(self, *stages: str) -> float:
+        """Returns the seconds of some stages in an epoch, without the first one; of all if none is named."""
+        rows = [
+            sum(seconds for (number, stage), seconds in self.spent.items() if number == epoch and stage in stages)
+            if stages
+            else sum(seconds for (number, _), seconds in self.spent.items() if number == epoch)
+            for epoch in range(1, EPOCHS - 1)
+        ]
+        return statistics.fmean(rows)
+
+
+def run_workers(
+    model: str, count: int, examples: int, turns: int, new: int, tool_s: float
+) -> tuple[Timed, SeenLengths]:
+    async def agent(item: Any, llm: Any, context: Any) -> str:
+        messages, said = [{"role": "user", "content": f"play at row {item.id} column 2, then at row 3 column 1"}], ""
+        for turn in range(turns):
+            if turn and tool_s:
+                await asyncio.sleep(tool_s)
+            reply = await llm.chat.completions.create(messages=messages, max_tokens=new)
+            said = str(reply.choices[0].message.content)
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "the tool says 1 2 3"}]
+        return said
+
+    args, timed = argparse.Namespace(lora=False, epochs=EPOCHS), Timed()
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(overlap, "EXAMPLES", examples):
+        settings = overlap.make_settings(model, folder, agent, {"max_refills": 0}, args)
+        workers = {"_type": "ray", "num_workers": count, "resources_per_worker": {"CPU": 1}}
+        settings["trainer_adapters"]["adapter"] = workers
+        settings["finetuning"]["run_configuration"] = {"validation_interval": 100}
+        settings["finetuning"]["policy"]["history"] = "splice"  # an episode is one row, as on the clock
+        run_config(build_config(settings), RunOptions(run_name="r", progress=timed))
+        return timed, read_lengths(Path(folder) / "r")
+
+
+def build_work(lengths: SeenLengths, examples: int) -> Work:
+    return Work(
+        num_epochs=EPOCHS,
+        examples=examples,
+        siblings=overlap.SIBLINGS,
+        concurrency=1024,
+        turns=lengths.turns,
+        prompt=lengths.prompt,
+        reply=lengths.reply,
+        message=lengths.message,
+        tool_s=lengths.tool_s,
+    )
+
+
+def count_trained(lengths: SeenLengths, examples: int) -> float:
+    """Returns the tokens of a job: of siblings the prompt once."""
+    new = lengths.turns.mean * (lengths.reply.mean + lengths.message) - lengths.message
+    return examples * (lengths.prompt + overlap.SIBLINGS * new)
+
+
+def validate(counts: Sequence[int]) -> None:
+    with overlap.random_model(overlap.SIZES["1.7m"]) as model:
+        for count in counts:
+            sampler = replace(measure_samplers("1.7m", count), slots=256)
+            points = []
+            for shape in CALIBRATIONS:
+                timed, lengths = run_workers(str(model), count, *shape)
+                rest_s = timed.average() - timed.average("COLLECT", "ADOPT")
+                points.append((count_trained(lengths, shape[0]), rest_s, timed.average("ADOPT")))
+            (few, few_s, _), (many, many_s, publish_s) = points
+            token_s = (many_s - few_s) / (many - few)
+            trainer = TrainerCosts(token_s, job_s=many_s - many * token_s)
+            costs = Costs(sampler, DRIVER, trainer, publish_s)
+            print(f"{count} workers: {costs}")
+            for shape in RUNS:
+                timed, lengths = run_workers(str(model), count, *shape)
+                found = Simulation(costs, build_work(lengths, shape[0]), count).run()
+                measured_s = timed.average()
+                print(
+                    f"{count} workers, {shape[0]} x {overlap.SIBLINGS}, {shape[1]} calls of {shape[2]} tokens, "
+                    f"tools of {shape[3]:.0f} s: {found.epoch_s:.2f} s predicted, {measured_s:.2f} s measured: "
+                    f"{found.epoch_s / measured_s:.2f} (collecting {timed.average('COLLECT'):.2f} s)",
+                    flush=True,
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["simulate", "measure"], default="simulate")
+    parser.add_argument("what", choices=["workers", "gpus", "published", "measure", "validate"])
     parser.add_argument("--model", choices=list(MODELS), default="1.7m")
-    parser.add_argument("--workers", default="1,2,8,64,512")
+    parser.add_argument("--workers", help="how many, with commas between")
     parser.add_argument("--force", action="store_true", help="measure although others use the machine")
-    for each in fields(Load):
-        parser.add_argument(f"--{each.name}", type=int, default=each.default)
     args = parser.parse_args()
-    if args.what == "measure":
+    defaults = {"workers": "1,2,8,64,512", "gpus": "8,64,512,4096", "validate": "1,2,4"}
+    counts = [int(each) for each in (args.workers or defaults.get(args.what, "1")).split(",")]
+    if args.what in ("measure", "validate"):
         refuse_if_busy()
         print(describe())
+    if args.what == "measure":
         print(measure(args.model))
-        return
-    load = Load(**{each.name: getattr(args, each.name) for each in fields(Load)})
-    counts = [int(each) for each in args.workers.split(",")]
-    print(f"{args.model}: {MODELS[args.model]}\n{load}")
-    print_growth(MODELS[args.model], load, counts)
-    print("\nwithout a limit of the driver:")
-    free = replace(MODELS[args.model], call_s=0.0, episode_s=0.0, journal_s=0.0, ray_s=0.0)
-    print_policies(free, load, counts)
+    elif args.what == "validate":
+        validate(counts)
+    elif args.what == "gpus":
+        print_gpus(counts)
+    elif args.what == "published":
+        print_published()
+    else:
+        costs = MODELS[args.model]
+        print(f"{args.model}: {costs}")
+        print_growth(costs, counts)
+        print("\nwithout a limit of the driver:")
+        print_policies(replace(costs, driver=DriverCosts(0.0, 0.0)), counts)
 
 
 if __name__ == "__main__":

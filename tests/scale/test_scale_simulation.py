@@ -1,57 +1,109 @@
-"""The simulation behind docs/scale.md, on loads whose seconds can be added by hand."""
+"""The simulation behind docs/scale.md and `preflight --cluster`, on loads whose seconds can be added by hand."""
+
+from dataclasses import replace
 
 import pytest
 
-from benchmarks.scale_simulation import POLICIES, SEED_SPREAD, Costs, Load, simulate
+from benchmarks.scale_simulation import POLICIES, simulate_collection
+from reinforge.scale.planning.simulation import (
+    Costs,
+    DriverCosts,
+    Faults,
+    SamplerCosts,
+    Simulation,
+    Spread,
+    TrainerCosts,
+    Work,
+)
 
 COSTS = Costs(
-    step_s=1.0,
-    sequence_s=0.5,
-    prompt_token_s=0.25,
-    call_s=0.02,
-    episode_s=0.1,
-    journal_s=0.0,
-    sync_s=0.0,
-    ray_s=0.04,
+    SamplerCosts(step_s=1.0, sequence_s=0.5, prompt_token_s=0.25, context_token_s=0.01),
+    DriverCosts(call_s=0.02, message_s=0.04, episode_s=0.1, token_s=0.001),
+    TrainerCosts(token_s=0.1, step_s=2.0, job_s=1.0),
+    publish_s=3.0,
     latency_s=0.001,
-    bytes_per_s=1e12,
+    bytes_per_s=1e15,
 )
-SIBLINGS, CALLS = "siblings to one worker", "calls to the least busy"
+WORK = Work(1, 1, 1, 100, Spread(1), prompt=8, reply=Spread(20), message=4)
 
 
-def load(**changes):
-    return Load(
-        **{"siblings": 1, "turns": 1, "prompt": 8, "answer": 20, "message": 4, "in_flight": 1, "rounds": 1, **changes}
-    )
+def simulate(costs=COSTS, num_samplers=1, faults=None, **changes):
+    return Simulation(costs, replace(WORK, **changes), num_samplers, faults=faults).run()
 
 
 def test_one_episode_takes_the_sum_of_its_parts():
-    found = simulate(COSTS, load(), 1, SIBLINGS)
-    num_tokens = 20 + hash((0, 0)) % (2 * SEED_SPREAD + 1) - SEED_SPREAD
-    parts = [0.03, 0.001, 8 * 0.25, num_tokens * 1.5, 0.001, 0.03, 0.1]
-    assert found.seconds == pytest.approx(sum(parts))
-    assert (found.num_episodes, found.prompt_tokens) == (1, 8)
+    step_s = 1.0 + 0.5 + 0.01 * (8 + 20 / 2)
+    parts = [0.03 + 8 * 0.001, 0.001, 8 * 0.25, 20 * step_s, 0.001, 0.03 + 20 * 0.001, 0.1]
+    job_s = 1.0 + 2.0 + 0.1 * (8 + 20)
+    found = simulate()
+    assert found.seconds == pytest.approx(sum(parts) + job_s + 3.0)
+    assert (found.num_episodes, found.prompt_tokens, found.sampled_tokens) == (1, 8, 20)
 
 
 def test_a_prefix_is_computed_once_where_it_is_cached():
     """Two siblings of two calls: 8 tokens of the prompt once, then 4 new ones for each; elsewhere everything again."""
-    shared = simulate(COSTS, load(siblings=2, turns=2, in_flight=2), 1, SIBLINGS)
-    assert shared.prompt_tokens == 8 + 2 * 4 + sum(spread(e, 0) for e in (0, 1))
-    assert simulate(COSTS, load(siblings=2, turns=1, in_flight=1), 2, CALLS).prompt_tokens == 16
+    assert simulate(siblings=2, turns=Spread(2)).prompt_tokens == 8 + 2 * 4
+    found = Simulation(COSTS, replace(WORK, siblings=2), 2, key=POLICIES["calls to the least busy"]).run()
+    assert found.prompt_tokens == 16
 
 
-def spread(episode, turn):
-    """Returns by how much the next prompt is longer than the reply before it, whose length varies."""
-    return 20 - (20 + hash((episode, turn)) % (2 * SEED_SPREAD + 1) - SEED_SPREAD)
+def test_siblings_share_the_prompt_in_a_job_unless_the_trainer_cannot():
+    alone = replace(COSTS, trainer=replace(COSTS.trainer, shares_prompts=False))
+    assert simulate(alone, siblings=4).trainers > simulate(siblings=4).trainers
 
 
 def test_the_driver_is_the_limit_once_the_workers_wait_for_it():
-    costs = Costs(**{**{name: getattr(COSTS, name) for name in COSTS.__slots__}, "step_s": 1e-4, "sequence_s": 0.0})
-    found = simulate(costs, load(in_flight=8, rounds=20), 16, SIBLINGS)
+    costs = replace(COSTS, sampler=SamplerCosts(1e-4, 0.0, 0.0, slots=1000), trainer=TrainerCosts(0.0), publish_s=0.0)
+    found = simulate(costs, 16, examples=2000)
     assert found.driver > 0.95, "apart from the first replies"
-    assert found.rate == pytest.approx(1 / (0.02 + 0.04 + 0.1), rel=0.05)
+    assert found.rate == pytest.approx(1 / (0.02 + 0.04 + 0.028 + 0.1), rel=0.05)
+
+
+def test_replies_beyond_the_slots_wait():
+    one = replace(COSTS, sampler=replace(COSTS.sampler, slots=1))
+    assert simulate(one, siblings=3).samplers * simulate(one, siblings=3).seconds > 60 * 1.5
+
+
+def test_epochs_that_may_be_sampled_ahead_hide_the_job():
+    """Alone, an epoch takes its episodes, job and publishing; ahead, the longer of the two."""
+    turns = [simulate(num_epochs=6, max_staleness=number).epoch_s for number in (0, 1)]
+    whole = simulate().seconds
+    assert turns[0] == pytest.approx(whole)
+    assert turns[1] == pytest.approx(whole - 5.8 - 3.0, rel=0.1), "of sampling alone, as the job is shorter"
+
+
+def test_kept_replies_let_new_weights_in_at_once():
+    slow = {"num_epochs": 6, "max_staleness": 1, "examples": 8, "reply": Spread(20, seen=(2.0, 400.0))}
+    waits, keeps = (Simulation(COSTS, replace(WORK, **slow, keep=keep), 2).run() for keep in (False, True))
+    assert keeps.seconds < waits.seconds
+
+
+def test_pauses_between_calls_are_added():
+    extra = simulate(turns=Spread(2), tool_s=Spread(50.0)).seconds - simulate(turns=Spread(2)).seconds
+    assert extra == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize("part", ["sampler", "trainer", "driver"])
+def test_faults_cost_time_and_lose_no_episode(part):
+    faults = Faults(**{f"{part}_every_s": 60.0}, restart_s=5.0)
+    work = {"num_epochs": 3, "examples": 4, "siblings": 2, "turns": Spread(2)}
+    calm, struck = simulate(num_samplers=2, **work), simulate(num_samplers=2, faults=faults, **work)
+    assert struck.num_faults > 3
+    assert struck.seconds > calm.seconds
+    assert struck.num_episodes == calm.num_episodes == 24
+    assert (struck.lost_tokens > 0) == (part != "trainer")
+
+
+def test_a_spread_has_its_mean():
+    import random
+
+    rng = random.Random(0)
+    for spread in (Spread(300.0, 0.8), Spread(2.0), Spread(0.0, seen=(1.0, 3.0))):
+        values = [spread.draw(rng) for _ in range(20_000)]
+        assert sum(values) / len(values) == pytest.approx(spread.mean or 2.0, rel=0.03)
+    assert max(Spread(300.0, 0.8, most=400).draw(rng) for _ in range(1000)) == 400
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_episode_ends(policy):
-    assert simulate(COSTS, load(siblings=4, turns=3, in_flight=8, rounds=2), 3, policy).num_episodes == 48
+    assert simulate_collection(COSTS, 3, policy).num_episodes == 3 * 32 * 6

@@ -21,6 +21,7 @@ from reinforge.cli.options import (
     RESULT_JSON_PATH,
     collect_overrides,
     option,
+    parse_existing_file,
 )
 from reinforge.cli.output import say, say_json, without_secrets
 
@@ -65,6 +66,12 @@ PRICES = "Prices"
     group=PRICES,
     help="Price of a million tokens of training, where a service trains.",
 )
+@option(
+    "cluster",
+    metavar="PLAN",
+    callback=parse_existing_file,
+    help="Predict the run on the GPUs of this file instead, without running anything.",
+)
 @OVERRIDE
 @COMPAT
 @JSON
@@ -75,6 +82,7 @@ def command(
     probe_seconds: float,
     price: tuple[tuple[str, float, float], ...],
     training_price: float | None,
+    cluster: Path | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -91,6 +99,7 @@ def command(
       reinforge preflight run.yml
       reinforge preflight run.yml --examples 50 --probe_seconds 120
       reinforge preflight run.yml --price judge 0.15 0.60 --json
+      reinforge preflight run.yml --cluster plan.yml
     """
     from reinforge.runs.progress import open_progress
     from reinforge.trainer.preflight.analysis import preflight
@@ -98,6 +107,9 @@ def command(
     from reinforge.trainer.preflight.probe import PreflightOptions
 
     loaded = load_file(file, collect_overrides(flags, DATA_PATHS), as_json=as_json)
+    if cluster is not None:
+        _print_forecast(loaded, cluster, as_json=as_json)
+        return
     prices = {entry: TokenPrice(prompt, completion) for entry, prompt, completion in price}
     _refuse_unknown(prices, loaded)
     with open_progress(silent=as_json) as progress:
@@ -114,6 +126,17 @@ def command(
         say_json(without_secrets(report.as_dict()))
         return
     for line in report.format_lines():
+        say(line)
+
+
+def _print_forecast(loaded: LoadedConfig, plan: Path, *, as_json: bool) -> None:
+    from reinforge.registry import load_named
+
+    found = load_named("reinforge.scale.planning.plan:forecast_file")(loaded, plan)
+    if as_json:
+        say_json(found.as_dict())
+        return
+    for line in found.lines:
         say(line)
 
 

@@ -21,6 +21,7 @@ from tests.guide.registry import guide_registry
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests" / "data"
 NOT_CONFIGURATIONS = {
+    "plan.yml",  # a cluster: tests/scale/test_cluster_plan.py
     "coding_tasks.yml",
     "gateway_openapi.yml",
     "kuberay.yml",
