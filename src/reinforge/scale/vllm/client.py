@@ -16,9 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NotRequired, TypeVar
 
 from pydantic import Field, FiniteFloat, StrictInt
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from reinforge.bounded import load_json
 from reinforge.errors import BackendError, ContextOverflow
@@ -127,15 +128,15 @@ class CacheResetAnswer(Answer):
     success: bool
 
 
-class TokenCandidate(Answer):
-    token_id: StrictInt = Field(ge=0)
+class TokenCandidate(TypedDict):  # not a model: thousands of them are made for each reply
+    token_id: Annotated[StrictInt, Field(ge=0)]
     logprob: FiniteFloat
 
 
 class TokenPosition(TokenCandidate):
     """The sampled token of one position, and the most likely ones in its place."""
 
-    top_logprobs: tuple[TokenCandidate, ...] = ()
+    top_logprobs: NotRequired[list[TokenCandidate]]
 
 
 class GeneratedLogprobs(Answer):

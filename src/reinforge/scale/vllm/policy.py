@@ -241,7 +241,7 @@ def fill_in_tokens(sampled: SampleRequest, choice: GeneratedChoice) -> None:
     if choice.finish_reason not in FINISH_REASONS:
         raise BackendError(f"the vLLM server ended a reply with finish_reason {choice.finish_reason!r}")
     positions = choice.logprobs.content
-    if not choice.token_ids or [each.token_id for each in positions] != choice.token_ids:
+    if not choice.token_ids or [each["token_id"] for each in positions] != choice.token_ids:
         raise BackendError(
             f"the vLLM server answered with {len(choice.token_ids)} tokens and the log-probs of {len(positions)}, "
             "which are not the same tokens"
@@ -249,14 +249,16 @@ def fill_in_tokens(sampled: SampleRequest, choice: GeneratedChoice) -> None:
     end = _find_stop(sampled, choice.token_ids)
     positions = positions[:end]
     sampled.token_ids = tuple(choice.token_ids[:end])
-    sampled.logprobs = tuple(each.logprob for each in positions)
+    sampled.logprobs = tuple(each["logprob"] for each in positions)
     sampled.finish_reason = choice.finish_reason if end is None else "stop"
     if sampled.num_top_logprobs:
         tops = [
-            sorted(each.top_logprobs, key=lambda token: -token.logprob)[: sampled.num_top_logprobs]
+            sorted(each.get("top_logprobs", ()), key=lambda token: -token["logprob"])[: sampled.num_top_logprobs]
             for each in positions
         ]
-        sampled.top_logprobs = [([token.token_id for token in top], [token.logprob for token in top]) for top in tops]
+        sampled.top_logprobs = [
+            ([token["token_id"] for token in top], [token["logprob"] for token in top]) for top in tops
+        ]
     params, constraint = sampled.params, sampled.constraint
     has_filters = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
     if constraint is not None or has_filters:
