@@ -4,7 +4,7 @@ import random
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from reinforge.engine.prompts import tokenization
 from reinforge.engine.prompts.tokenization import TextTokenizer, find_bounds
@@ -96,6 +96,17 @@ def test_division_at_other_tokens_would_change_tokens(wrong, monkeypatch):
         parts.tokenize(text) != tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         for text in write_texts(tokenizer, 400)
     )
+
+
+def test_a_tokenizer_that_was_saved_while_it_cut_and_padded_does_neither(tmp_path):
+    tokenizer = build("byte level", PLAIN)
+    whole = tokenizer.backend_tokenizer.encode("<|user|>the cat sat on the mat<|end|>", add_special_tokens=False).ids
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=64)
+    tokenizer.save_pretrained(tmp_path)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    saved.chat_template = TEMPLATE
+    assert TextTokenizer(saved).tokenize("<|user|>the cat sat on the mat<|end|>") == whole
 
 
 def test_a_conversation_that_goes_on_costs_what_is_new(monkeypatch):

@@ -50,7 +50,11 @@ class TextTokenizer:
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
         self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        bounds = find_bounds(tokenizer) if self._backend is not None else []
+        bounds = list[str]()
+        if self._backend is not None:
+            self._backend.no_truncation()  # as it was last used before it was saved, which cuts off a prompt
+            self._backend.no_padding()
+            bounds = find_bounds(tokenizer)
         self._bounds = re.compile("|".join(map(re.escape, bounds))) if bounds else None
         self._parts = TokenCache()
 
