@@ -94,8 +94,9 @@ def test_faults_are_counted():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"sampling": {"gpu": "rtx4090", "replicas": 1}, "model": {**SHAPE, "parameters": 70e9}}, "at least 7 GPUs"),
+        ({"sampling": {"gpu": "rtx4090", "replicas": 1}, "model": {**SHAPE, "parameters": 14e9}}, "at least 2 GPUs"),
         ({"training": {"gpu": "h100", "gpus": 1}}, "train on at least 2"),
+        ({"model": {**SHAPE, "parameters": 70e9}, "training": {"gpu": "h100", "gpus": 64}}, "do not fit one h100"),
         ({"model": None}, "the shape of some/model-7b is unknown"),
     ],
 )
