@@ -53,7 +53,6 @@ class SamplingPlan(Block):
     gpu: GpuName = "h100"
     replicas: int = Field(ge=1, description="How many servers, each with the whole model.")
     gpus: int = Field(default=1, ge=1, description="GPUs of each server.")
-    max_num_seqs: int = Field(default=256, ge=1, description="Replies that a server samples at a time.")
 
 
 class TrainingPlan(Block):
@@ -165,7 +164,7 @@ def forecast(loaded: LoadedConfig, plan: ClusterPlan) -> ClusterForecast:
     shape, mode = find_shape(loaded, plan), "lora" if loaded.config.finetuning.policy.lora is not None else "full"
     refuse_what_does_not_fit(plan, shape, mode)
     work, num_epochs = find_work(loaded, plan)
-    costs = derive(plan, shape, mode)
+    costs = derive(plan, shape, mode, loaded.config.finetuning.policy.max_num_seqs)
     planned = PlannedRun(costs, work, plan)
     base = planned.simulate()
     epoch_s = base.epoch_s
@@ -233,11 +232,14 @@ class PlannedRun:
         twice = {
             "samplers": self.simulate(num_samplers=2 * self.plan.sampling.replicas),
             "trainers": self.simulate(replace(costs, trainer=replace(trainer, token_s=trainer.token_s / 2))),
-            "a driver twice as fast": self.simulate(replace(costs, driver=replace(driver, **half))),
+            "driver speed": self.simulate(replace(costs, driver=replace(driver, **half))),
             "storage": self.simulate(
                 replace(costs, publish_s=hardware.CHECK_S + (costs.publish_s - hardware.CHECK_S) / 2)
             ),
             "max_concurrency": self.simulate(concurrency=2 * self.work.concurrency),
+            "policy.max_num_seqs": self.simulate(
+                replace(costs, sampler=replace(costs.sampler, slots=2 * costs.sampler.slots))
+            ),
         }
         return {name: each.epoch_s for name, each in twice.items()}
 
@@ -349,10 +351,10 @@ def read_lengths(folder: Path) -> SeenLengths:
     )
 
 
-def derive(plan: ClusterPlan, shape: ModelShape, mode: str) -> Costs:
+def derive(plan: ClusterPlan, shape: ModelShape, mode: str, slots: int) -> Costs:
     sampling, training, assumed = plan.sampling, plan.training, plan.assumed
     shares = Shares(assumed.bandwidth, assumed.products, assumed.training)
-    sampler = hardware.derive_sampler(shape, GPUS[sampling.gpu], sampling.gpus, sampling.max_num_seqs, shares)
+    sampler = hardware.derive_sampler(shape, GPUS[sampling.gpu], sampling.gpus, slots, shares)
     trainer = hardware.derive_trainer(shape, GPUS[training.gpu], training.gpus, mode, shares)
     num_nodes = math.ceil(sampling.replicas * sampling.gpus / plan.gpus_per_node)
     return hardware.derive_costs(
