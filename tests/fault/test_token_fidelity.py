@@ -113,7 +113,7 @@ class Caller(PolicyServer):
             text = f'<tool_call>{{"name": "left", "arguments": {arguments}}}</tool_call>'
         cuts = [0, *sorted(rng.randrange(len(text)) for _ in range(3)), len(text)]
         pieces = [text[a:b] for a, b in pairwise(cuts)]
-        ids = tuple(token for piece in pieces for token in self.renderer._tokenize(piece)) or (0,)
+        ids = tuple(token for piece in pieces for token in self.renderer._text_tokenizer.tokenize(piece)) or (0,)
         logprobs = tuple(-rng.random() for _ in ids)
         prompt = self.renderer.render(request)
         tokens = TokenLogprobs(prompt, ids, logprobs, self.version)

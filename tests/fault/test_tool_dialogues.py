@@ -90,7 +90,7 @@ class FamilyCaller(PolicyServer):
 
     def _sample(self, rng, text):
         cuts = [0, *sorted(rng.randrange(len(text)) for _ in range(3)), len(text)]
-        ids = [token for a, b in pairwise(cuts) for token in self.renderer._tokenize(text[a:b])]
+        ids = [token for a, b in pairwise(cuts) for token in self.renderer._text_tokenizer.tokenize(text[a:b])]
         return tuple(ids[: rng.randint(1, len(ids))] if rng.random() < 0.1 else ids) or (0,)  # some are cut off
 
     async def score(self, token_ids):
@@ -175,7 +175,7 @@ class Scripted(FamilyCaller):
         return self.texts.pop(0)
 
     def _sample(self, rng, text):
-        return tuple(self.renderer._tokenize(text))
+        return tuple(self.renderer._text_tokenizer.tokenize(text))
 
 
 async def talk(policy):
