@@ -2,6 +2,7 @@
 
     python benchmarks/limits.py                       1.7 and 135 million parameters, float32
     python benchmarks/limits.py --sizes 135m 0.5b     others; --dtype bfloat16; --lora 16
+    python benchmarks/limits.py --products            a step with oneDNN's products and with torch's own, in pairs
 
 prefill    16 prompts of 128 tokens, nothing shared
 decode     64 replies at a time, in contexts of 128 to 160 tokens
@@ -36,6 +37,7 @@ from benchmarks.sampler import make_prompts, sample_all
 from benchmarks.sharding import SHAPES, make_sample, random_model
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
+from reinforge.engine.model import products
 from reinforge.engine.training.learner import Learner
 from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec
@@ -125,15 +127,39 @@ def find_least(engine: Engine, limits: Limits, *, lora: bool) -> dict[str, float
     }
 
 
+def load(model: str, args: argparse.Namespace) -> Engine:
+    lora = LoRAConfig(r=args.lora) if args.lora else None
+    config = PolicyConfig(
+        model=model, dtype=args.dtype, max_num_seqs=ROWS, kv_cache_mb=0, lora=lora, batch={"steps_per_job": 1}
+    )
+    engine = Engine.load(config, seed=0, device="cpu")
+    engine.policy.sampler._eos[:] = False  # every reply has its full length
+    return engine
+
+
+def compare_products(size: str, args: argparse.Namespace) -> None:
+    """Prints how many times as fast forward and backward pass are with oneDNN's products, in alternating pairs."""
+    with random_model(SHAPES[size]) as model:
+        ours = load(model, args)
+        with mock.patch.object(products, "measure_speedup", return_value=1.0):
+            own = load(model, args)
+        rounds = [[measure_round(engine, number) for engine in (own, ours)] for number in range(args.rounds + 1)]
+        for engine in (ours, own):
+            engine.close()
+    pairs = [[each["forward"] + each["backward"] for each in pair] for pair in rounds[1:]]
+    ratios = sorted(slow / fast for slow, fast in pairs)
+    print(
+        f"{size}, {args.dtype}{f', LoRA {args.lora}' if args.lora else ''}: "
+        f"{statistics.median(p[0] for p in pairs):.2f} s by torch's own products, "
+        f"{statistics.median(p[1] for p in pairs):.2f} s by oneDNN's: "
+        f"{ratios[0]:.2f} / {statistics.median(ratios):.2f} / {ratios[-1]:.2f}"
+    )
+
+
 def measure(size: str, args: argparse.Namespace, limits: Limits) -> None:
     with random_model(SHAPES[size]) as model:
-        lora = LoRAConfig(r=args.lora) if args.lora else None
-        config = PolicyConfig(
-            model=model, dtype=args.dtype, max_num_seqs=ROWS, kv_cache_mb=0, lora=lora, batch={"steps_per_job": 1}
-        )
-        engine = Engine.load(config, seed=0, device="cpu")
+        engine = load(model, args)
         try:
-            engine.policy.sampler._eos[:] = False  # every reply has its full length
             measure_round(engine, 0)
             rounds = [measure_round(engine, number + 1) for number in range(args.rounds)]
             least = find_least(engine, limits, lora=bool(args.lora))
@@ -153,10 +179,16 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SHAPES), default=["1.7m", "135m"])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapters; 0: all weights are trained")
+    parser.add_argument("--products", action="store_true", help="compare oneDNN's products with torch's own")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--force", action="store_true", help="measure although others use the machine")
     args = parser.parse_args()
     refuse_if_busy()
+    if args.products:
+        print(describe())
+        for size in args.sizes:
+            compare_products(size, args)
+        return
     limits = measure_limits(getattr(torch, args.dtype))
     print(f"{describe()}; limits {limits.flops / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s")
     for size in args.sizes:

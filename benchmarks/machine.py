@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
@@ -79,8 +80,14 @@ class Limits:
 
 def measure_limits(dtype: torch.dtype = torch.float32, seconds: float = 0.5) -> Limits:
     """Measures with the current number of threads, in a thread that ends."""
+    threads = torch.get_num_threads()
+
+    def measure() -> Limits:
+        torch.set_num_threads(threads)  # a new thread would use all
+        return Limits(_measure_flops(dtype, seconds), _measure_bandwidth(seconds))
+
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(lambda: Limits(_measure_flops(dtype, seconds), _measure_bandwidth(seconds))).result()
+        return thread.submit(measure).result()
 
 
 def _repeat(run: Callable[[], int], seconds: float) -> float:
@@ -96,13 +103,17 @@ def _repeat(run: Callable[[], int], seconds: float) -> float:
 
 
 def _measure_flops(dtype: torch.dtype, seconds: float, size: int = 1024) -> float:
+    """Returns the rate of the faster one of torch's two libraries: its own choice, or oneDNN."""
     a, b = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
+    products: list[Callable[[], object]] = [lambda: torch.mm(a, b)]
+    if torch.backends.mkldnn.is_available():
+        products.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
 
-    def run() -> int:
-        torch.mm(a, b)
+    def run(product: Callable[[], object]) -> int:
+        product()
         return 2 * size**3
 
-    return _repeat(run, seconds)
+    return max(_repeat(partial(run, each), seconds) for each in products)
 
 
 def _measure_bandwidth(seconds: float) -> float:

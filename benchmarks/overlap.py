@@ -81,7 +81,7 @@ LONG_REPLIES = {
 def make_settings(
     model: str, folder: str, agent: Callable[..., Any], limits: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, Any]:
-    rows = [{"id": str(number), "question": f"say {number}"} for number in range(2 * EXAMPLES)]
+    rows = [{"id": str(number), "question": f"say {number}"} for number in range(EXAMPLES + 8)]
     policy: dict[str, Any] = {"model": model, "max_num_seqs": 256, "optimizer": {"learning_rate": 1e-4}}
     if args.lora:
         policy["lora"] = {"r": 16}

@@ -231,14 +231,14 @@ def measure_sampler(
         return clock() - started
 
     async def run(folder: str) -> tuple[float, float, float]:
-        engine = stack.enter_context(Engine.load(PolicyConfig(model=folder), seed=0, device="cpu"))
+        engine = stack.enter_context(Engine.load(PolicyConfig(model=folder, max_num_seqs=256), seed=0, device="cpu"))
         await engine.policy.publish(0)
         await sample(engine, 4, 16, 16)
 
         async def best(count: int, prompt: int, tokens: int) -> float:
             return min([await sample(engine, count, prompt, tokens) for _ in range(3)])
 
-        few, many, tokens = 1, 32, 48
+        few, many, tokens = 1, 128, 48
         steps = {
             count: (await best(count, 8, tokens) - await best(count, 8, 1)) / (tokens - 1) for count in (few, many)
         }
@@ -335,9 +335,9 @@ def _measure_together(size: str, barrier: Any, found: Any) -> None:
     found.put(measure_sampler(size, time.perf_counter, barrier.wait))
 
 
-CALIBRATIONS = ((8, 1, 48, 0.0), (24, 1, 48, 0.0))
-RUNS = ((48, 1, 64, 0.0), (16, 3, 24, 0.0), (16, 3, 24, 1.0))
-"""Examples of an epoch, calls of an episode, tokens of a reply, and seconds that a tool takes."""
+SHAPES = ((1, 64, 48), (3, 24, 24))
+"""Calls of an episode, tokens of a reply, examples of an epoch; runs of a third and of two thirds come first."""
+TOOLS_S = (0.0, 1.0)  # how long a tool takes, where there are several calls
 EPOCHS = 5
 
 
@@ -414,26 +414,28 @@ def validate(counts: Sequence[int]) -> None:
     with overlap.random_model(overlap.SIZES["1.7m"]) as model:
         for count in counts:
             sampler = replace(measure_samplers("1.7m", count), slots=256)
-            points = []
-            for shape in CALIBRATIONS:
-                timed, lengths = run_workers(str(model), count, *shape)
-                rest_s = timed.average() - timed.average("COLLECT", "ADOPT")
-                points.append((count_trained(lengths, shape[0]), rest_s, timed.average("ADOPT")))
-            (few, few_s, _), (many, many_s, publish_s) = points
-            token_s = (many_s - few_s) / (many - few)
-            trainer = TrainerCosts(token_s, job_s=many_s - many * token_s)
-            costs = Costs(sampler, DRIVER, trainer, publish_s)
-            print(f"{count} workers: {costs}")
-            for shape in RUNS:
-                timed, lengths = run_workers(str(model), count, *shape)
-                found = Simulation(costs, build_work(lengths, shape[0]), count).run()
-                measured_s = timed.average()
-                print(
-                    f"{count} workers, {shape[0]} x {overlap.SIBLINGS}, {shape[1]} calls of {shape[2]} tokens, "
-                    f"tools of {shape[3]:.0f} s: {found.epoch_s:.2f} s predicted, {measured_s:.2f} s measured: "
-                    f"{found.epoch_s / measured_s:.2f} (collecting {timed.average('COLLECT'):.2f} s)",
-                    flush=True,
-                )
+            print(f"{count} workers: {sampler}", flush=True)
+            for turns, new, examples in SHAPES:
+                points = []
+                for each in (examples // 3, 2 * examples // 3):
+                    timed, lengths = run_workers(str(model), count, each, turns, new, 0.0)
+                    rest_s = timed.average() - timed.average("COLLECT", "ADOPT")
+                    points.append((count_trained(lengths, each), rest_s, timed.average("ADOPT")))
+                (few, few_s, _), (many, many_s, publish_s) = points
+                token_s = (many_s - few_s) / (many - few)
+                trainer = TrainerCosts(token_s, job_s=many_s - many * token_s)
+                costs = Costs(sampler, DRIVER, trainer, publish_s)
+                for tool_s in TOOLS_S[: 1 if turns == 1 else 2]:
+                    timed, lengths = run_workers(str(model), count, examples, turns, new, tool_s)
+                    found = Simulation(costs, build_work(lengths, examples), count).run()
+                    collect_s = found.epoch_s - publish_s - trainer.job_s - count_trained(lengths, examples) * token_s
+                    print(
+                        f"{count} workers, {examples} x {overlap.SIBLINGS}, {turns} calls of {new} tokens, tools of "
+                        f"{tool_s:.0f} s: {found.epoch_s:.2f} s predicted, {timed.average():.2f} s measured: "
+                        f"{found.epoch_s / timed.average():.2f}; of these collecting {collect_s:.2f} and "
+                        f"{timed.average('COLLECT'):.2f} s",
+                        flush=True,
+                    )
 
 
 def main() -> None:

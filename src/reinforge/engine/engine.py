@@ -229,7 +229,8 @@ class Engine:
         if deterministic:
             repeat_sums(pick_device(device), enabled=True)
         with checkpoint.hide_progress_bars(), ThreadPoolExecutor(1) as thread:  # whose libgomp pool ends with it
-            model = thread.submit(load_model, config, seed, device, names).result()
+            load = partial(load_model, config, seed, device, names, deterministic=deterministic)
+            model = thread.submit(load).result()
         model.fast_paths = replace(model.fast_paths, half_weights=half_weights and not deterministic)
         tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
         if frozen:

@@ -38,6 +38,10 @@ class FastPaths:
     """`model/fused_layers.py`: linear layers with LoRA, norms and gated MLPs keep their inputs only and have one
     backward formula each. Off: automatic differentiation of transformers' and PEFT's own layers."""
 
+    products: bool = True
+    """`model/products.py`: float32 layers multiply by oneDNN where it is faster than MKL, as on AMD's processors with
+    AVX-512, unless deterministic. Off: torch's own choice."""
+
     garbage_collection: bool = True
     """`garbage_collection.py`: Python collects garbage less often during a run. Off: Python's own thresholds."""
 

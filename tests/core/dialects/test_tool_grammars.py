@@ -5,7 +5,7 @@ import pytest
 
 from reinforge.dialects.families.detection import find_family, opens_thinking
 from reinforge.dialects.tool_calls import build_tool_grammar, parse_reply, prepare_request
-from reinforge.engine.prompts.chat_template import bind_markers
+from reinforge.engine.sampling.grammar import bind_markers
 from reinforge.types.request import Grammar, ModelReply, ModelRequest
 from tests.families import SPECS
 from tests.models import make_tokenizer

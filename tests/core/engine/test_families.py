@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from reinforge.engine.prompts.chat_template import PromptRenderer, bind_markers
+from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.engine.prompts.reply_text import build_continuation
+from reinforge.engine.sampling.grammar import bind_markers
 from reinforge.errors import MessagesRejected
 from reinforge.rollout.models.policy_llm import PolicyLLM
 from reinforge.types.request import ContinuedTurn, Grammar, ModelRequest, SamplingParams

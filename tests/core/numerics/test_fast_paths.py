@@ -6,11 +6,12 @@ from dataclasses import fields
 
 import pytest
 import torch
+from torch import nn
 
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.fast_paths import FastPaths
 from reinforge.engine.garbage_collection import THRESHOLDS
-from reinforge.engine.model import attention
+from reinforge.engine.model import attention, loading, products
 from reinforge.engine.model.causal_model import find_last_layer
 from reinforge.engine.model.loading import load_model
 from reinforge.engine.sampling import token_sampling
@@ -121,6 +122,14 @@ def uses_fused_layers(folder, enabled, monkeypatch):
     return fused == {True}
 
 
+def uses_products(folder, enabled, monkeypatch):
+    monkeypatch.setattr(products, "measure_speedup", lambda num_inputs, num_outputs: 2.0)
+    monkeypatch.setattr(products, "MIN_FEATURES", 32)
+    monkeypatch.setattr(loading, "WIDE", 32)
+    module = load_model(PolicyConfig(model=str(folder), fast_paths=enabled), 0, DEVICE).module
+    return any("forward" in vars(layer) for layer in module.modules() if type(layer) is nn.Linear)
+
+
 OF_AN_ENGINE = {
     "decode": uses_decode,
     "attention": uses_attention,
@@ -130,9 +139,10 @@ OF_AN_ENGINE = {
 OTHERS = {
     "torchscript": uses_torchscript,
     "fused_layers": uses_fused_layers,
+    "products": uses_products,
     "garbage_collection": uses_garbage_collection,
 }
-FOR_CPUS = ("attention", "torchscript")
+FOR_CPUS = ("attention", "torchscript", "products")
 
 
 def test_every_fast_path_has_a_probe():

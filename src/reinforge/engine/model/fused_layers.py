@@ -24,23 +24,32 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 logger = logging.getLogger(__name__)
+MULTIPLY = "multiply"  # attribute of a linear layer: what computes its products, if not `F.linear`
 
 
 class LoRALinear(Function):
     """`(x [M, I], weight [O, I], bias [O], down [R, I], up [O, R], scale) -> x weight^T + bias + scale x down^T up^T`.
 
-    PEFT's own forward makes three tensors of the output's size, and keeps two of them.
+    PEFT's own forward makes three tensors of the output's size, and keeps two of them. The last argument computes the
+    products with the weight.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, down_RI: Tensor, up_OR: Tensor, scale: float
+        ctx: Any,
+        x: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        down_RI: Tensor,
+        up_OR: Tensor,
+        scale: float,
+        multiply: Callable[..., Tensor] = F.linear,
     ) -> Tensor:
         """Returns the output; saves the input and its product with `down`."""
         x_MI = x.reshape(-1, x.shape[-1])
         low_MR = x_MI @ down_RI.T
-        output_MO = F.linear(x_MI, weight_OI, bias_O).addmm_(low_MR, up_OR.T, alpha=scale)
-        ctx.scale, ctx.shape = scale, x.shape
+        output_MO = multiply(x_MI, weight_OI, bias_O).addmm_(low_MR, up_OR.T, alpha=scale)
+        ctx.scale, ctx.shape, ctx.multiply = scale, x.shape, multiply
         ctx.save_for_backward(x_MI, low_MR, weight_OI, down_RI, up_OR)
         return output_MO  # no view of it, which a module could not overwrite
 
@@ -52,10 +61,10 @@ class LoRALinear(Function):
         low_grad_MR = (grad_MO @ up_OR).mul_(ctx.scale)
         x_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = (grad_MO @ weight_OI).addmm_(low_grad_MR, down_RI).view(ctx.shape)
+            x_grad = ctx.multiply(grad_MO, weight_OI.T).addmm_(low_grad_MR, down_RI).view(ctx.shape)
         down_grad = low_grad_MR.T @ x_MI if ctx.needs_input_grad[3] else None
         up_grad = (grad_MO.T @ low_MR).mul_(ctx.scale) if ctx.needs_input_grad[4] else None
-        return x_grad, None, None, down_grad, up_grad, None
+        return x_grad, None, None, down_grad, up_grad, None, None
 
 
 class RMSNorm(Function):
@@ -105,7 +114,8 @@ def _forward_lora(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return type(self).forward(self, x, *args, **kwargs)
     name, base = names[0], self.base_layer
     weights = self.lora_A[name].weight, self.lora_B[name].weight
-    output_MO = LoRALinear.apply(x.flatten(0, -2), base.weight, base.bias, *weights, self.scaling[name])
+    multiply = vars(base).get(MULTIPLY, F.linear)
+    output_MO = LoRALinear.apply(x.flatten(0, -2), base.weight, base.bias, *weights, self.scaling[name], multiply)
     return output_MO.view(*x.shape[:-1], len(base.weight))  # also of no tokens, from which -1 cannot be told
 
 

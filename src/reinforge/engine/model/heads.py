@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
@@ -19,6 +20,7 @@ from reinforge.engine.training.shared_prefix import trained_features
 from reinforge.errors import ConfigError, Problem
 from reinforge.types.sample import FloatArray, TrainingSample
 
+Multiply = Callable[[Tensor, Tensor], Tensor]  # (x [M, I], weight [O, I]) -> x weight^T
 CHUNK_LOGITS = 2**24  # logits in memory at a time: 64 MiB in float32, twice in a pass
 
 FROZEN_CHUNK_LOGITS = 2**22
@@ -28,7 +30,7 @@ GPU_CHUNK_LOGITS = 2**27  # the same on other devices than CPUs, where launching
 
 
 class ChunkedLMHead(Function):
-    """`(features [N, H], weight [V, H], targets [N], scales [N], entropy_grad) -> log p [N], entropy [N]`.
+    """`(features [N, H], weight [V, H], targets [N], scales [N], entropy_grad, multiply) -> log p [N], entropy [N]`.
 
     With z = features weight^T / scale, p = softmax(z), H = -sum_v p_v log p_v and t the target:
 
@@ -38,13 +40,20 @@ class ChunkedLMHead(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scales_N: Tensor, entropy_grad: bool
+        ctx: Any,
+        features_NH: Tensor,
+        weight_VH: Tensor,
+        targets_N: Tensor,
+        scales_N: Tensor,
+        entropy_grad: bool,
+        multiply: Multiply = F.linear,
     ) -> tuple[Tensor, Tensor]:
         """Returns log-probs and entropies; saves the inputs and two numbers per token."""
+        ctx.multiply = multiply
         ctx.is_frozen = not (weight_VH.requires_grad or entropy_grad)
         if ctx.is_frozen:
             logprobs_N, entropies_N, slopes_NH = _compute_with_slopes(
-                features_NH, weight_VH, targets_N, scales_N, ctx.needs_input_grad[0]
+                features_NH, weight_VH, targets_N, scales_N, ctx.needs_input_grad[0], multiply
             )
             ctx.save_for_backward(slopes_NH)
             ctx.mark_non_differentiable(entropies_N)
@@ -53,7 +62,7 @@ class ChunkedLMHead(Function):
         logprobs, entropies, sums = [none], [none], [none]
         scales = _find_scales(scales_N)
         for n in _split(features_NH, weight_VH, CHUNK_LOGITS):
-            logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n)
+            logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n, multiply)
             sums_n = logits_nV.logsumexp(-1)
             logprobs.append(logits_nV.gather(1, targets_N[n, None])[:, 0] - sums_n)
             probs_nV = (logits_nV - sums_n[:, None]).exp_()
@@ -67,18 +76,18 @@ class ChunkedLMHead(Function):
         return logprobs_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Returns the gradients of features and weight."""
         if ctx.is_frozen:
             (slopes_NH,) = ctx.saved_tensors
-            return slopes_NH * gradients[0][:, None].to(slopes_NH.dtype), None, None, None, None
+            return slopes_NH * gradients[0][:, None].to(slopes_NH.dtype), *(None,) * 5
         features_NH, weight_VH, targets_N, scales_N, sums_N, entropies_N = ctx.saved_tensors
         logprob_grads_N, entropy_grads_N = gradients
         features_grad = torch.empty_like(features_NH) if ctx.needs_input_grad[0] else None
         weight_grad = torch.zeros_like(weight_VH, dtype=sums_N.dtype) if ctx.needs_input_grad[1] else None
         scales = _find_scales(scales_N)
         for n in _split(features_NH, weight_VH, CHUNK_LOGITS):
-            logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n).sub_(sums_N[n, None])
+            logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n, ctx.multiply).sub_(sums_N[n, None])
             if ctx.entropy_grad:
                 factors_nV = (logits_nV + entropies_N[n, None]).mul_(entropy_grads_N[n, None])
                 factors_nV.add_(logprob_grads_N[n, None])
@@ -89,16 +98,21 @@ class ChunkedLMHead(Function):
             logits_nV.div_(scales_N[n, None])
             logits_grad_nV = logits_nV.to(weight_VH.dtype)
             if features_grad is not None:
-                torch.mm(logits_grad_nV, weight_VH, out=features_grad[n])
+                features_grad[n] = ctx.multiply(logits_grad_nV, weight_VH.T)
             if weight_grad is not None and weight_grad.dtype == logits_grad_nV.dtype:
                 weight_grad.addmm_(logits_grad_nV.T, features_NH[n])
             elif weight_grad is not None:  # in half precision the sum over chunks is made in float32
                 weight_grad += logits_grad_nV.T @ features_NH[n]
-        return features_grad, None if weight_grad is None else weight_grad.to(weight_VH.dtype), None, None, None
+        return features_grad, None if weight_grad is None else weight_grad.to(weight_VH.dtype), *(None,) * 4
 
 
 def _compute_with_slopes(
-    features_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scales_N: Tensor, needs_slopes: bool
+    features_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    scales_N: Tensor,
+    needs_slopes: bool,
+    multiply: Multiply,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns log-probs, entropies, and the gradient of each log-prob by its features, `[N, H]`, if it is needed.
 
@@ -110,14 +124,14 @@ def _compute_with_slopes(
     slopes_NH = torch.empty_like(features_NH) if needs_slopes else None
     scales = _find_scales(scales_N)
     for n in _split(features_NH, weight_VH, FROZEN_CHUNK_LOGITS):
-        logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n)
+        logits_nV = _compute_logits(features_NH[n], weight_VH, scales, n, multiply)
         probs_nV = logits_nV.softmax(-1)
         sums_n = logits_nV.amax(-1) - probs_nV.amax(-1).log_()
         logprobs.append(logits_nV.gather(1, targets_N[n, None])[:, 0] - sums_n)
         entropies.append(sums_n - torch.linalg.vecdot(probs_nV, logits_nV))
         if slopes_NH is not None:
             probs_nV.scatter_add_(1, targets_N[n, None], -torch.ones_like(sums_n)[:, None])
-            torch.mm(probs_nV.to(weight_VH.dtype), weight_VH, out=slopes_NH[n])
+            slopes_NH[n] = multiply(probs_nV.to(weight_VH.dtype), weight_VH.T)
             slopes_NH[n] /= -scales_N[n, None].to(slopes_NH.dtype)
     return torch.cat(logprobs), torch.cat(entropies), slopes_NH
 
@@ -141,8 +155,10 @@ def _find_scales(scales_N: Tensor) -> Tensor | None:
     return None if bool((scales_N == 1).all()) else scales_N
 
 
-def _compute_logits(features_nH: Tensor, weight_VH: Tensor, scales_N: Tensor | None, n: slice) -> Tensor:
-    logits_nV = features_nH @ weight_VH.T
+def _compute_logits(
+    features_nH: Tensor, weight_VH: Tensor, scales_N: Tensor | None, n: slice, multiply: Multiply
+) -> Tensor:
+    logits_nV = multiply(features_nH, weight_VH)
     if logits_nV.dtype in (torch.bfloat16, torch.float16):
         logits_nV = logits_nV.float()
     return logits_nV if scales_N is None else logits_nV.div_(scales_N[n, None])

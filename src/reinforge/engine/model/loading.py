@@ -36,6 +36,7 @@ from reinforge.types.seeding import stable_seed
 logger = logging.getLogger(__name__)
 
 TRAIN_EXPERTS = "to train the experts, too, set finetuning.policy.lora.target_parameters: all-experts"
+WIDE = 192  # features of models whose products may have a library of their own
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -229,7 +230,12 @@ def init_random_module(source: str | Path, dtype: torch.dtype, seed: int, revisi
 
 
 def load_model(
-    config: PolicyConfig, seed: int, device: str, adapters: Sequence[str] = (DEFAULT_ADAPTER,)
+    config: PolicyConfig,
+    seed: int,
+    device: str,
+    adapters: Sequence[str] = (DEFAULT_ADAPTER,),
+    *,
+    deterministic: bool = False,
 ) -> CausalModel:
     """Returns the configured model; where it trains adapters, with one for each of these names."""
     if config.model is None or config.model.startswith("bundled:"):
@@ -256,6 +262,12 @@ def load_model(
         use_grouped_attention(module)
     if fast_paths.fused_layers:
         use_fused_layers(module, has_adapters=getattr(module, "_hf_peft_config_loaded", False))
+    text: Any = module.config.get_text_config()  # type: ignore[operator, union-attr]
+    is_wide = getattr(text, "hidden_size", 0) >= WIDE
+    if fast_paths.products and is_wide and target.type == "cpu" and not deterministic:
+        from reinforge.engine.model.products import use_faster_products
+
+        use_faster_products(module)
     return CausalModel(module.to(target), config.max_model_len, fast_paths)
 
 

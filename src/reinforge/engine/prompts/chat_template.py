@@ -13,13 +13,7 @@ from reinforge.bounded import load_json
 from reinforge.engine.model.preflight import CHAT_TEMPLATE
 from reinforge.engine.prompts.template_budget import TemplateLimitReached
 from reinforge.engine.prompts.template_sandbox import compile_chat_template
-from reinforge.engine.prompts.tokenization import (
-    CACHED_ENTRIES,
-    LONG_TEXT,
-    TextTokenizer,
-    TokenCache,
-    check_surrogates,
-)
+from reinforge.engine.prompts.tokenization import CACHED_ENTRIES, LONG_TEXT, TextTokenizer, TokenCache, check_surrogates
 from reinforge.errors import (
     ChatTemplateError,
     ConfigError,
@@ -34,28 +28,6 @@ from reinforge.types.request import ContinuedTurn, Grammar, Message, ModelReques
 
 if TYPE_CHECKING:
     from reinforge.engine.prompts.reply_text import TextStream
-
-_MARKER = re.compile(r'^(marker_\d+): ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
-_UNTIL = re.compile(r'^(until_\d+)\[suffix=("(?:[^"\\]|\\.)*")\]: .*$', re.MULTILINE)
-
-
-def bind_markers(text: str, token_ids: Mapping[str, int]) -> str:
-    r"""Returns a grammar whose markers are tokens where the tokenizer has them.
-
-    Example: `bind_markers('start: marker_0\nmarker_0: "<call>"\n', {"<call>": 7})` ->
-    `'start: marker_0\nmarker_0: <[7]>\n'`.
-
-    Args:
-        token_ids: The tokenizer's added tokens, which are never part of other text.
-    """
-
-    def bind(found: re.Match[str], before: str) -> str:
-        token = token_ids.get(json.loads(found[2]))
-        return found[0] if token is None else f"{found[1]}: {before}<[{token}]>"
-
-    text = _MARKER.sub(lambda found: bind(found, ""), text)
-    return _UNTIL.sub(lambda found: bind(found, "/(?s:.*)/ "), text)
-
 
 SHORT_REPLY = 512  # tokens; the texts of longer replies are not cached
 
@@ -171,6 +143,8 @@ class PromptRenderer:
     def bind_grammar(self, grammar: Grammar) -> Grammar:
         if grammar.kind != "lark":
             return grammar
+        from reinforge.engine.sampling.grammar import bind_markers  # for grammars alone
+
         return replace(grammar, text=bind_markers(grammar.text, self._added_ids))
 
     def encode(

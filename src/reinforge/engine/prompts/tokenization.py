@@ -16,9 +16,8 @@ from typing import Any
 
 from reinforge.bounded import find_surrogate
 
-LONG_TEXT = 1 << 14  # characters
-CACHED_ENTRIES = 4096
-CACHED_CHARS = 1 << 23  # characters of the cached texts; a token takes as much memory as ten of them
+LONG_TEXT, CACHED_ENTRIES = 1 << 14, 4096  # characters; texts
+CACHED_CHARS = 1 << 23  # of the cached texts; a token takes as much memory as ten of them
 
 
 class TokenCache:

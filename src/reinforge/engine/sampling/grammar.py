@@ -7,9 +7,11 @@ completed, and the end tokens once it is complete.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -31,6 +33,27 @@ WHITESPACE = r"(\n[ \t]{0,24}| )?"
 weak model may write nothing else."""
 
 INSTALL = 'pip install "reinforge[train]", or pip install llguidance'
+
+_MARKER = re.compile(r'^(marker_\d+): ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
+_UNTIL = re.compile(r'^(until_\d+)\[suffix=("(?:[^"\\]|\\.)*")\]: .*$', re.MULTILINE)
+
+
+def bind_markers(text: str, token_ids: Mapping[str, int]) -> str:
+    r"""Returns a grammar whose markers are tokens where the tokenizer has them.
+
+    Example: `bind_markers('start: marker_0\nmarker_0: "<call>"\n', {"<call>": 7})` ->
+    `'start: marker_0\nmarker_0: <[7]>\n'`.
+
+    Args:
+        token_ids: The tokenizer's added tokens, which are never part of other text.
+    """
+
+    def bind(found: re.Match[str], before: str) -> str:
+        token = token_ids.get(json.loads(found[2]))
+        return found[0] if token is None else f"{found[1]}: {before}<[{token}]>"
+
+    text = _MARKER.sub(lambda found: bind(found, ""), text)
+    return _UNTIL.sub(lambda found: bind(found, "/(?s:.*)/ "), text)
 
 
 class CompiledGrammar:

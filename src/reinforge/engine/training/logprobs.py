@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 from torch.utils.checkpoint import checkpoint
 
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.model.fused_layers import MULTIPLY
 from reinforge.engine.model.heads import ChunkedLMHead, ValueHead, scatter_to_tokens, split_tokens
 from reinforge.engine.token_batch import BatchSupports, TokenBatch
 from reinforge.engine.training.collate import collate
@@ -51,7 +52,8 @@ def token_logprobs(
     targets_N, temperatures_N = tokens_BT[rows_N, places_N], batch.temperatures[rows_N, places_N]
     scales_N = torch.where(temperatures_N == 0, 1.0, temperatures_N)
     if batch.supports is None and model.has_plain_head:
-        outputs = ChunkedLMHead.apply(features_NH, model.head.weight, targets_N, scales_N, entropy_grad)
+        multiply = vars(model.head).get(MULTIPLY, linear)
+        outputs = ChunkedLMHead.apply(features_NH, model.head.weight, targets_N, scales_N, entropy_grad, multiply)
     else:
         outputs = _compute_from_logits(model, batch, features_NH, targets_N, scales_N, entropy_grad)
     empty = outputs[0].new_zeros(batch.token_ids.shape)

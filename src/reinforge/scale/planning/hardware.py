@@ -63,7 +63,7 @@ class Shares:
 DRIVER = DriverCosts(
     call_s=1.2e-4, token_s=7e-8, message_s=4.4e-4, message_token_s=2e-6, episode_s=1.1e-4, journal_s=3e-5
 )
-"""Measured on one core of a small machine: `benchmarks/driver.py calls` and `server`, `scale_simulation.py measure`."""
+"""Measured on a core that other programs used, too: `benchmarks/driver.py calls`, `server`, `scale_simulation.py`."""
 STEP_OVERHEAD_S = 2e-3  # of a decode step beside the GPU's work: scheduling and launching
 CHECK_S = 2.0  # pausing the samplers, and checking the new weights with some replies
 LORA_SHARE = 0.01  # of the weights that are published with LoRA, about those of rank 32
