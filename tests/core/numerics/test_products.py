@@ -75,7 +75,7 @@ def test_a_step_has_the_loss_and_weights_of_torchs_own_products(lora, wide_model
         assert torch.allclose(weight, theirs[name], rtol=1e-4, atol=1e-6), name
 
 
-def test_it_is_left_out_where_it_is_not_faster_or_does_not_fit(wide_model_dir, tiny_model_dir, is_faster):
+def test_it_is_left_out_where_it_is_not_faster_or_does_not_fit(wide_model_dir, tiny_model_dir, is_faster, monkeypatch):
     def load(folder, **settings):
         own = {key: settings.pop(key) for key in ("deterministic",) if key in settings}
         return load_model(PolicyConfig(model=str(folder), **settings), 0, "cpu", **own).module
@@ -90,6 +90,8 @@ def test_it_is_left_out_where_it_is_not_faster_or_does_not_fit(wide_model_dir, t
     slow = load(wide_model_dir, fast_paths=False)
     use_faster_products(slow, lambda num_inputs, num_outputs: 1.1)
     assert not uses_onednn(slow)
+    monkeypatch.setattr(products, "has_onednn", lambda: False)
+    assert not uses_onednn(load(wide_model_dir)), "this torch was built without it"
     assert FastPaths().products
 
 

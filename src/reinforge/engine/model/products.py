@@ -72,7 +72,7 @@ def use_faster_products(module: nn.Module, measure: Callable[[int, int], float] 
     measure = measure or measure_speedup
     layers = [layer for layer in module.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
     first = next((layer for layer in layers if min(layer.weight.shape) >= MIN_FEATURES), None)
-    if first is None or first.weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    if first is None or first.weight.dtype != torch.float32 or not has_onednn():
         return
     if (speedup := measure(first.in_features, first.out_features)) < MIN_SPEEDUP:
         return
@@ -81,6 +81,11 @@ def use_faster_products(module: nn.Module, measure: Callable[[int, int], float] 
         if min(layer.weight.shape) >= MIN_FEATURES:
             layer.forward = FusedForward(_forward_linear, layer)  # type: ignore[method-assign]
             setattr(layer, MULTIPLY, multiply)
+
+
+def has_onednn() -> bool:
+    is_on = bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
+    return is_on and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @cache
