@@ -311,9 +311,6 @@ class Served:
     async def generate(self, key: str, body: dict[str, Any], adapter: str | None) -> tuple[GenerateAnswer, int]:
         return await self.client.generate(body), 1
 
-    async def publish(self, version: int) -> None:
-        raise NotImplementedError
-
 
 async def measure_requests(socket: Path) -> dict[tuple[int, int], float]:
     """Returns the CPU seconds of a request by tokens of prompt and reply: rendered, sent, read, checked, decoded."""

@@ -70,6 +70,18 @@ def test_an_epoch_takes_what_the_data_sheets_say():
     assert found.doubled["storage"] == pytest.approx(found.epoch_s - (publish_s - 2.0) / 2, rel=1e-3)
 
 
+def test_replies_wait_for_memory():
+    """An RTX 4090 holds 14 GB of weights, and the keys of (21.6 - 14) / 57,344 bytes = 132,000 tokens."""
+    lora = {"model": "some/model-7b", "lora": {"r": 16}, "max_num_seqs": 64}
+    small = {**PLAN, "sampling": {"gpu": "rtx4090", "replicas": 1}}
+    run = {**RUN, "trajectory_builders": {"b": {"_type": "group", "num_generations": 64, "examples_per_epoch": 1}}}
+    run["finetuning"] = {**RUN["finetuning"], "policy": lora}
+    short, long = ({**small, "episodes": {**PLAN["episodes"], "prompt": tokens}} for tokens in (1000, 20_000))
+    all_fit, six_fit = (forecast(build_config(run), ClusterPlan.model_validate(plan)) for plan in (short, long))
+    assert all_fit.doubled["policy.max_num_seqs"] == pytest.approx(all_fit.epoch_s, rel=0.01)
+    assert six_fit.epoch_s > 5 * all_fit.epoch_s, "in eleven turns instead of one"
+
+
 def test_lora_publishes_adapters_and_trains_for_less():
     full, lora = predict(), predict(policy={"model": "some/model-7b", "lora": {"r": 16}})
     job_s = (1000 + 2 * 500) * 6 * 7e9 / (2 * 989e12 * 0.35)

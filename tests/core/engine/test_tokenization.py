@@ -109,7 +109,7 @@ def test_a_tokenizer_that_was_saved_while_it_cut_and_padded_does_neither(tmp_pat
     assert TextTokenizer(saved).tokenize("<|user|>the cat sat on the mat<|end|>") == whole
 
 
-def test_a_conversation_that_goes_on_costs_what_is_new(monkeypatch):
+def test_a_conversation_that_continues_costs_what_is_new(monkeypatch):
     tokenizer = build("byte level", PLAIN)
     parts, seen = TextTokenizer(tokenizer), []
     real = parts._backend

@@ -3,7 +3,7 @@
     "<user>2+3?<end><assistant>5<end><user>why?<end>"   =>   <user>2+3?  <end>  <assistant>5  <end>  <user>why?  <end>
 
 A special token is never part of another one or of other text, so that what stands before it and what stands behind it
-are tokenized by themselves. A conversation that goes on costs what is new in it.
+are tokenized separately. A conversation that continues costs only what is new in it.
 """
 
 from __future__ import annotations

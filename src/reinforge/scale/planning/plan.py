@@ -164,7 +164,9 @@ def forecast(loaded: LoadedConfig, plan: ClusterPlan) -> ClusterForecast:
     shape, mode = find_shape(loaded, plan), "lora" if loaded.config.finetuning.policy.lora is not None else "full"
     refuse_what_does_not_fit(plan, shape, mode)
     work, num_epochs = find_work(loaded, plan)
-    costs = derive(plan, shape, mode, loaded.config.finetuning.policy.max_num_seqs)
+    longest = work.prompt + work.turns.mean * (work.reply.mean + work.message)
+    fit = int(hardware.count_context_tokens(shape, GPUS[plan.sampling.gpu], plan.sampling.gpus) / longest)
+    costs = derive(plan, shape, mode, max(1, min(loaded.config.finetuning.policy.max_num_seqs, fit)))
     planned = PlannedRun(costs, work, plan)
     base = planned.simulate()
     epoch_s = base.epoch_s
@@ -266,7 +268,7 @@ def refuse_what_does_not_fit(plan: ClusterPlan, shape: ModelShape, mode: str) ->
     sampling, training, problems = plan.sampling, plan.training, list[Problem]()
     fits = 0.9 * GPUS[sampling.gpu].memory_gb * GB
     weights = hardware.BYTES_PER_WEIGHT * shape.parameters
-    if weights + shape.kv_bytes * 2048 > sampling.gpus * fits:
+    if hardware.count_context_tokens(shape, GPUS[sampling.gpu], sampling.gpus) < 2048:
         needed = math.ceil((weights + shape.kv_bytes * 2048) / fits)
         message = f"{weights / GB:.0f} GB of weights do not fit {sampling.gpus} {sampling.gpu}"
         problems.append(Problem("sampling.gpus", message, f"give each server at least {needed} GPUs"))
