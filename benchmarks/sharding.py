@@ -103,7 +103,8 @@ def train(
 ) -> str:
     batch = {"steps_per_job": 1, "micro_batch_tokens": 256}
     config = PolicyConfig.model_validate({"model": model, "batch": batch})
-    engine = phases.run("load", lambda: Engine.load(config, seed=0, device="cpu", samples_elsewhere=not here))
+    load = partial(Engine.load, config, seed=0, device="cpu", samples_elsewhere=not here, divides=size > 1)
+    engine = phases.run("load", load)
     if size > 1:
         listener = listen(HOST) if rank == 0 else None
         if listener is not None:

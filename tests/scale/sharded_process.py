@@ -1,7 +1,9 @@
 """One of several processes that train one model together: what `tests/scale/test_sharding.py` starts."""
 
+import asyncio
 import json
 import os
+from pathlib import Path
 
 from reinforge.algorithms.kto import add_mismatched
 from reinforge.config.policy import PolicyConfig
@@ -41,7 +43,8 @@ def switch_off(safety):
 
 def load(job):
     config = PolicyConfig.model_validate(job["policy"])
-    return Engine.load(config, seed=0, device="cpu", **job.get("settings", {}))
+    stages = {name: (config, LossSpec(job["loss"])) for name in job.get("stages", ())}
+    return Engine.load(config, seed=0, device="cpu", stages=stages, **job.get("settings", {}))
 
 
 def train(engine, job, number):
@@ -62,6 +65,28 @@ def train(engine, job, number):
     report = engine.update(samples, loss, progress_start=number / 4, progress_end=(number + 1) / 4)
     engine.end_job()
     return report
+
+
+def train_stages(engine, job, folder):
+    """Trains one job of each stage; returns log-probs: the reference's of the last stage, and of two checkpoints."""
+
+    def score_reference():
+        samples = random_samples(4)
+        engine.score(samples, Needs(ref_logprobs=True))
+        return [sample.ref_logprobs.tolist() for sample in samples]
+
+    for number, stage in enumerate(job["stages"]):
+        engine.write(folder / f"before-{stage}", number)
+        engine.begin_job()
+        engine.use_stage(stage)
+        engine.update(random_samples(6, number), LossSpec(job["loss"]), progress_start=0.0, progress_end=0.1)
+        engine.end_job()
+        asyncio.run(engine.policy.publish(number + 1))
+    found = [score_reference()]
+    for stage in job["stages"]:
+        engine.load_reference(folder / f"before-{stage}", number)
+        found.append(score_reference())
+    return found
 
 
 def fail_in_one(engine, rank):
@@ -89,6 +114,15 @@ def measure_bytes(engine):
     return sum(each.numel() * each.element_size() for each in held)
 
 
+def count_mapped(engine):
+    """Returns how many of the model's weights lie in the file that they come from (Linux)."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ranges = [line.split()[0].split("-") for line in lines if "model.safetensors" in line]
+    bounds = [(int(start, 16), int(end, 16)) for start, end in ranges]
+    places = [parameter.data_ptr() for parameter in engine.model.module.parameters()]
+    return sum(any(start <= place < end for start, end in bounds) for place in places)
+
+
 def work(rank, size, port, say_port, folder, job):
     """Does a job in a process of its own, and writes what a test compares.
 
@@ -104,9 +138,11 @@ def work(rank, size, port, say_port, folder, job):
         memory_need.measure_memory = lambda device: MemoryUse("cpu", 0, job["memory"])
     with load(job) as engine:
         peers = connect(rank, size, port, say_port, job.get("timeout_s", 60.0))
-        held = engine.join_peers(peers, job.get("sharding", "full")) if peers is not None else "alone"
+        mapped = count_mapped(engine)
+        held = engine.join_peers(peers, job.get("sharding", "full"))
         if job.get("resume"):
             engine.load_weights(job["resume"])
+        references = train_stages(engine, job, folder) if job.get("stages") else []
         failure = fail_in_one(engine, rank) if job.get("fails") else None
         first = job.get("first", 0)
         reports = [train(engine, job, number) for number in range(first, first + job.get("jobs", 3))]
@@ -122,11 +158,13 @@ def work(rank, size, port, say_port, folder, job):
             engine.write_base(out.parent / "base")
         found = {
             "held": held,
+            "mapped": mapped,
             "whole": sum(parameter.numel() for parameter in engine.model.module.parameters()),
             "logprobs": [row.tolist() for row in engine.logprobs(random_samples(5, 99))],
             "failure": failure,
+            "references": references,
             "fingerprint": engine.fingerprint(),
-            "metrics": reports[-1].metrics,
+            "metrics": reports[-1].metrics if reports else {},
             "updates": [each.num_updates for each in reports],
             "bytes": measure_bytes(engine),
         }

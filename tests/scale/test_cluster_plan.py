@@ -108,7 +108,7 @@ def test_faults_are_counted():
     [
         ({"sampling": {"gpu": "rtx4090", "replicas": 1}, "model": {**SHAPE, "parameters": 14e9}}, "at least 2 GPUs"),
         ({"training": {"gpu": "h100", "gpus": 1}}, "train on at least 2"),
-        ({"model": {**SHAPE, "parameters": 70e9}, "training": {"gpu": "h100", "gpus": 64}}, "do not fit one h100"),
+        ({"model": {**SHAPE, "parameters": 70e9}, "training": {"gpu": "h100", "gpus": 16}}, "do not fit 16 h100"),
         ({"model": None}, "the shape of some/model-7b is unknown"),
     ],
 )

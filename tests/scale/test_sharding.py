@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reinforge.errors import EngineError
 from tests.fault.kit import SERVER, start_server
@@ -69,6 +71,7 @@ def test_shards_train_as_the_whole_model(tiny_model_dir, tmp_path, size, policy)
 ELSEWHERE = {"samples_elsewhere": True}
 
 
+@pytest.mark.parametrize("divides", [False, True], ids=["loaded", "mapped"])
 @pytest.mark.parametrize(
     ("size", "policy", "job"),
     [
@@ -80,11 +83,13 @@ ELSEWHERE = {"samples_elsewhere": True}
     ],
     ids=["full-2", "full-4", "lora-2", "critic", "kto"],
 )
-def test_where_another_program_samples_no_process_has_the_whole_model(tiny_model_dir, tmp_path, size, policy, job):
+def test_where_another_program_samples_no_process_has_the_whole_model(
+    tiny_model_dir, tmp_path, size, policy, job, divides
+):
     settings = ELSEWHERE | {"keep_reference": "reference" in job, "critic": "critic" in job}
     job = make_job(tiny_model_dir, policy=policy, rollback=not job, settings=settings, base="lora" in policy, **job)
     [alone], expected = run(tmp_path / "one", 1, job)
-    found, weights = run(tmp_path / "shards", size, job)
+    found, weights = run(tmp_path / "shards", size, {**job, "settings": {**settings, "divides": divides}})
     assert {each["whole"] for each in found} == {0}
     if job["base"]:
         base, loaded = (
@@ -176,3 +181,34 @@ def test_a_loss_that_fails_in_one_process_fails_the_job_in_all_and_the_next_one_
     found, weights = run(tmp_path / "shards", 2, {**job, "fails": True})
     assert [each["failure"] for each in found] == ["PeerFailed: process 1 of 2 failed in this step", "ValueError: bad"]
     assert measure_distance(expected, weights) < 1e-5
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_weights_stay_in_their_file_until_they_are_divided(tiny_model_dir, tmp_path, size):
+    """Also those that training needs in another data type; one process alone takes all of them."""
+    half = tmp_path / "half"
+    AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.bfloat16).save_pretrained(half)
+    AutoTokenizer.from_pretrained(tiny_model_dir).save_pretrained(half)
+    job = make_job(half, settings=ELSEWHERE | {"keep_initial": True})
+    [alone], expected = run(tmp_path / "one", 1, job)
+    found, weights = run(tmp_path / "shards", size, {**job, "settings": {**job["settings"], "divides": True}})
+    num_weights = len(list(AutoModelForCausalLM.from_pretrained(half).parameters()))
+    assert {each["mapped"] for each in found} == {num_weights}
+    assert alone["mapped"] == 0, "bfloat16 became float32"
+    assert {each["held"] for each in found} == {"full" if size > 1 else "replicate"}
+    assert {each.dtype for each in weights.values()} == {torch.float32}
+    assert measure_distance(expected, weights) < 1e-5
+
+
+@pytest.mark.parametrize("divides", [False, True], ids=["loaded", "mapped"])
+@pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 4}}], ids=["full", "lora"])
+def test_the_reference_of_a_stage_is_divided_too(tiny_model_dir, tmp_path, policy, divides):
+    settings = ELSEWHERE | {"keep_reference": True}
+    job = make_job(tiny_model_dir, policy=policy, settings=settings, stages=["first", "second"], jobs=0)
+    [alone], _ = run(tmp_path / "one", 1, job)
+    found, _ = run(tmp_path / "shards", 2, {**job, "settings": {**settings, "divides": divides}})
+    began, first, second = found[0]["references"]
+    assert began == second
+    assert first != [pytest.approx(row, abs=1e-3) for row in began]
+    assert found[0]["references"] == [[pytest.approx(row, abs=1e-5) for row in each] for each in alone["references"]]
+    assert {each["whole"] for each in found} == {0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -73,6 +73,13 @@ def repeat_sums(device: torch.device, *, enabled: bool) -> None:
 
 
 KIB = 1024
+
+
+class Destination(NamedTuple):
+    """Where weights go, and in which data type."""
+
+    device: torch.device
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ import torch
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
-from reinforge.engine.devices import is_out_of_memory, repeat_sums
+from reinforge.engine.devices import Destination, is_out_of_memory, repeat_sums
 from reinforge.engine.jobs import EngineJobs, ServedCopy
 from reinforge.engine.learning_rate import count_weights, fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
@@ -43,7 +43,7 @@ from reinforge.engine.model.adapters import (
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel, Fingerprinter
 from reinforge.engine.model.dtype import fill_in_dtype
 from reinforge.engine.model.heads import ValueHead
-from reinforge.engine.model.loading import load_model, load_tokenizer, pick_device
+from reinforge.engine.model.loading import DTYPES, load_model, load_tokenizer, pick_device
 from reinforge.engine.model.preflight import check_adapters
 from reinforge.engine.policy import EmbeddedPolicy
 from reinforge.engine.prompts.chat_template import PromptRenderer
@@ -114,10 +114,13 @@ class Engine:
         serves_during_jobs: bool = False,
         keeps_replies: bool = False,
         samples_elsewhere: bool = False,
+        goes_to: Destination | None = None,
     ):
         self.config, self.model, self.tokenizer = config, model, tokenizer
-        self.samples_elsewhere = samples_elsewhere
-        self.reference = model.make_frozen_copy() if keep_reference and not model.has_adapters else None
+        self.samples_elsewhere, self._goes_to = samples_elsewhere, goes_to
+        self._copies_reference = keep_reference and not model.has_adapters
+        waits = goes_to is not None
+        self.reference = model.make_frozen_copy() if self._copies_reference and not waits else None
         self.critic = ValueHead(model, shares_trunk=config.critic.shares_trunk) if critic else None
         self._has_trained = False
         ends = find_end_tokens(model.module, tokenizer)
@@ -135,6 +138,7 @@ class Engine:
             adapters=adapters,
             prefix_cache_bytes=config.kv_cache_mb * 2**20,
             deterministic=deterministic,
+            is_used=not samples_elsewhere,
         )
         self.policies: dict[str, EmbeddedPolicy] = {}
         self._jobs = EngineJobs(self.policies, adapters[0])
@@ -144,7 +148,7 @@ class Engine:
             self.policies[name] = self._make_policy(name, model_name, copy_weights, keeps_replies=keeps_replies)
         self._turns = None if self._served is None else SamplerTurns(self._sampler)
         self.policy = self.policies[adapters[0]]
-        masks = self._call(lambda: make_sharing_masks(model))
+        masks = None if waits else self._call(lambda: make_sharing_masks(model))
         self._scorer = LogprobScorer(
             model,
             masks,
@@ -157,15 +161,16 @@ class Engine:
         moves_reference = keep_reference and len(adapters) == 1
         self._stages = PipelineStages(stages or {}, self._scorer, moves_reference=moves_reference)
         self._learners = {
-            name: self._call(lambda: Learner(model, config, seed, masks, self.critic), name) for name in adapters
+            name: self._call(lambda: Learner(model, config, seed, masks, self.critic, waits=waits), name)
+            for name in adapters
         }
         for learner in self._learners.values():
             learner.take_turns = self._turns
-        learners = self._learners.items() if keep_initial else ()
-        self._initial = {name: self._call(partial(LearnerSnapshot, learner), name) for name, learner in learners}
-        self._fingerprints = Fingerprinter(
-            model, [p for each in self._learners.values() for p in each.parameters.values()]
-        )
+        self._keeps_initial, self._initial = keep_initial, dict[str, LearnerSnapshot]()
+        if not waits:
+            self._keep_initial()
+        trained = [self._call(lambda: model.trained_parameters.values(), name) for name in adapters]
+        self._fingerprints = Fingerprinter(model, [parameter for each in trained for parameter in each])
         self._threads_before: int | None = None
         if deterministic:  # the order of a sum depends on the number of threads
             self._threads_before = torch.get_num_threads()
@@ -192,6 +197,7 @@ class Engine:
         keeps_replies: bool = False,
         samples_elsewhere: bool = False,
         half_weights: bool = False,
+        divides: bool = False,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
 
@@ -217,6 +223,8 @@ class Engine:
             samples_elsewhere: Another program samples, whose log-probs are never exactly the learner's.
             half_weights: Decode with float16 copies of float32 weights where the CPU is faster so; never if the
                 engine trains or is deterministic.
+            divides: `join_peers` comes next, and will probably shard the model: until then its weights stay in their
+                files, which the processes of a machine share. Takes effect with `samples_elsewhere`.
 
         Raises:
             ConfigError: The configuration is not valid for this model or machine.
@@ -229,7 +237,8 @@ class Engine:
         if deterministic:
             repeat_sums(pick_device(device), enabled=True)
         with checkpoint.hide_progress_bars(), ThreadPoolExecutor(1) as thread:  # whose libgomp pool ends with it
-            load = partial(load_model, config, seed, device, names, deterministic=deterministic)
+            waits = divides and samples_elsewhere
+            load = partial(load_model, config, seed, device, names, deterministic=deterministic, stays_in_files=waits)
             model = thread.submit(load).result()
         model.fast_paths = replace(model.fast_paths, half_weights=half_weights and not deterministic)
         tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
@@ -252,7 +261,18 @@ class Engine:
             serves_during_jobs=serves_during_jobs,
             keeps_replies=keeps_replies,
             samples_elsewhere=samples_elsewhere,
+            goes_to=Destination(pick_device(device), DTYPES[config.dtype]) if waits else None,
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model trains."""
+        return self.model.device if self._goes_to is None else self._goes_to.device
+
+    def _keep_initial(self) -> None:
+        """Keeps a copy of the trained weights for `reset`, if one is wanted."""
+        for name, learner in self._learners.items() if self._keeps_initial else ():
+            self._initial[name] = self._call(partial(LearnerSnapshot, learner), name)
 
     def describe_model(self) -> ModelDescription:
         from reinforge.engine.model_description import describe_model  # for another program that samples
@@ -288,20 +308,60 @@ class Engine:
             )
         for learner in self._learners.values():
             learner.peers = peers
-        if peers is None or sharding == "replicate":
-            return "replicate"
         obstacle = self._find_sharding_obstacle()
-        if sharding == "auto" and (obstacle or not self._call(partial(self._needs_sharding, processes_here))):
+        fits = peers is None or sharding == "replicate" or (sharding == "auto" and bool(obstacle))
+        if fits or (sharding == "auto" and not self._call(partial(self._needs_sharding, processes_here))):
+            self._call(self._settle_whole)
             return "replicate"
         if obstacle:
             raise EngineError(f"sharding: full is not possible: {obstacle}")
-        self._call(partial(self.learner.shard, stays_divided=self.samples_elsewhere))
-        sharded = self.learner.sharded
-        if sharded is not None and sharded.stays_divided:
-            self._scorer.sharded, self._fingerprints.join = sharded, sharded.join
-        for name in self._initial:
-            self._initial[name] = self._call(partial(LearnerSnapshot, self._learners[name]), name)
+        self._call(self._settle_divided)
+        self._keep_initial()
         return "full"
+
+    def _settle_whole(self) -> None:
+        """Takes the weights out of the files in which they waited; prefixes are not shared then."""
+        if self._goes_to is None:
+            return
+        from reinforge.engine.training.sharding import place_weights
+
+        place_weights(self.model.module, self._goes_to)
+        self.model.device = self._goes_to.device
+        self.model.module.to(self.model.device)  # what else it has
+        self._settle()
+        if self._copies_reference:
+            self.reference = self._scorer.reference = self.model.make_frozen_copy()
+        for name, learner in self._learners.items():
+            self.model.use_adapter(name)
+            learner.use_parameters(self.model.trained_parameters)
+        self._keep_initial()
+
+    def _settle_divided(self) -> None:
+        from reinforge.engine.training.sharding import ShardedModel
+
+        goes_to = self._goes_to
+        self.learner.shard(stays_divided=self.samples_elsewhere, goes_to=goes_to)
+        sharded = self.learner.sharded
+        if sharded is None or not sharded.stays_divided:
+            return
+        self._scorer.sharded, self._fingerprints.join = sharded, sharded.join
+        if self._copies_reference:
+            reference = ShardedModel(self.reference or self.model, sharded.peers, stays_divided=True, goes_to=goes_to)
+            self.reference, self._scorer.reference, self._scorer.sharded_reference = None, None, reference
+            reference.divide()
+        sharded.divide()
+        if goes_to is not None:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Adapts what depends on where the model is, and on its data type."""
+        self._goes_to = None
+        if self.critic is not None:
+            self.critic.to(self.model.device)
+        tokens = choose_micro_batch_tokens(self.config.batch.micro_batch_tokens, self.model)
+        self._scorer.max_tokens = tokens
+        for learner in self._learners.values():
+            learner.micro_batch_tokens = tokens
 
     @property
     def is_sharded(self) -> bool:

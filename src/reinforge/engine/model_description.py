@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -74,33 +73,35 @@ LORA_PARTS = (".lora_", ".modules_to_save.")
 
 def write_base_model(folder: Path, model: CausalModel, tokenizer: Any, sharded: ShardedModel | None = None) -> None:
     """Writes a model without its adapters; where it is sharded, all processes call it together."""
-    with nullcontext() if sharded is None else sharded.use_whole():
-        if sharded is None or sharded.is_first:
-            _write_base_model(folder, model, tokenizer)
+    if sharded is not None and sharded.is_divided:
+        from reinforge.engine.training.sharded_files import collect_state
+
+        state = collect_state(model, sharded)
+    else:
+        state = model.module.state_dict()
+    if sharded is None or sharded.is_first:
+        _write_base_model(folder, model, tokenizer, find_base_weights(state))
 
 
-def _write_base_model(folder: Path, model: CausalModel, tokenizer: Any) -> None:
+def _write_base_model(folder: Path, model: CausalModel, tokenizer: Any, weights: dict[str, Tensor]) -> None:
     from reinforge.engine.checkpoint import hide_progress_bars  # imports what trains, which a driver of Ray never needs
 
-    weights = find_base_weights(model)
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     with storage_boundary(folder, num_bytes), hide_progress_bars():
         folder.mkdir(parents=True)
-        if model.has_adapters:
-            model.module._hf_peft_config_loaded = False  # else only the adapters are saved
-            try:
-                model.module.save_pretrained(folder, state_dict=weights)
-            finally:
-                model.module._hf_peft_config_loaded = True
-        else:
-            model.module.save_pretrained(folder)
+        has_adapters = model.has_adapters
+        model.module._hf_peft_config_loaded = False  # else only the adapters are saved
+        try:
+            model.module.save_pretrained(folder, state_dict=weights)
+        finally:
+            model.module._hf_peft_config_loaded = has_adapters
         tokenizer.save_pretrained(folder)
 
 
-def find_base_weights(model: CausalModel) -> dict[str, Tensor]:
+def find_base_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the model's own weights by the names that they have without adapters."""
     return {
         name.replace(".base_layer.", "."): tensor
-        for name, tensor in model.module.state_dict().items()
+        for name, tensor in state.items()
         if not any(part in name for part in LORA_PARTS)
     }

@@ -74,7 +74,8 @@ class EngineWorker:
         settings = dict(settings)
         self._peer_settings = settings.pop("peers", self._peer_settings)
         engine_class = import_engine()
-        self._engine = await asyncio.to_thread(engine_class.load, policy, **settings, replica=self.number)
+        settings |= {"replica": self.number, "divides": self._peer_settings.sharding == "full"}
+        self._engine = await asyncio.to_thread(engine_class.load, policy, **settings)
         return {
             name: PolicyDescription(
                 each.model_name, each.chat_template, each.history, each.tolerance, each.max_model_len
@@ -132,7 +133,7 @@ class EngineWorker:
                 size,
                 address,
                 listener,
-                device_type=self.engine.model.device.type,
+                device_type=self.engine.device.type,
                 timeout_s=self._peer_settings.peer_timeout_s,
             )
         return await asyncio.to_thread(self._share_steps)

@@ -68,11 +68,16 @@ def _translate_load_errors(source: str | Path | None, what: str) -> Iterator[Non
             raise BackendUnavailable(f"{what}: {str(error).splitlines()[0]}") from error
 
 
-def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = None) -> nn.Module:
+def load_module(
+    source: str | Path, dtype: torch.dtype, revision: str | None = None, *, as_found: bool = False
+) -> nn.Module:
     """Returns the module with its weights, from safetensors or GGUF only and without remote code.
+
+    Weights of a safetensors file in this data type stay in the file, whose pages all processes of a machine share.
 
     Args:
         source: Folder, hub id, GGUF file or `pip:NAME`; of an adapter, the base model is loaded, too.
+        as_found: Leave the weights in the data type of their file, if they are not those of an adapter.
 
     Raises:
         ConfigError: The model refers to code, or to weights outside of its folder, or lacks weights.
@@ -91,7 +96,7 @@ def load_module(source: str | Path, dtype: torch.dtype, revision: str | None = N
         with MAKING:
             module, loaded = find_auto_class(config).from_pretrained(
                 model.location,
-                dtype=dtype,
+                dtype="auto" if as_found and base is None else dtype,
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=is_local,
@@ -236,8 +241,14 @@ def load_model(
     adapters: Sequence[str] = (DEFAULT_ADAPTER,),
     *,
     deterministic: bool = False,
+    stays_in_files: bool = False,
 ) -> CausalModel:
-    """Returns the configured model; where it trains adapters, with one for each of these names."""
+    """Returns the configured model; where it trains adapters, with one for each of these names.
+
+    Args:
+        stays_in_files: Leave the weights on the host, and in the files that they come from if these have their data
+            type, or if no adapter is trained, in any data type: `ShardedModel` divides and moves them.
+    """
     if config.model is None or config.model.startswith("bundled:"):
         message = f"{config.model!r} is neither a folder nor a hub id"
         raise ConfigError(Problem(MODEL, message, "give the folder of a Hugging Face model"))
@@ -246,7 +257,8 @@ def load_model(
     if is_random:
         module = init_random_module(config.model, dtype, seed, config.revision)
     else:
-        module = load_module(config.model, dtype, config.revision)
+        as_found = stays_in_files and config.lora is None
+        module = load_module(config.model, dtype, config.revision, as_found=as_found)
     freeze_other_parts(module)
     if getattr(module, "_hf_peft_config_loaded", False):
         for name, parameter in module.named_parameters():
@@ -268,7 +280,7 @@ def load_model(
         from reinforge.engine.model.products import use_faster_products
 
         use_faster_products(module)
-    return CausalModel(module.to(target), config.max_model_len, fast_paths)
+    return CausalModel(module if stays_in_files else module.to(target), config.max_model_len, fast_paths)
 
 
 def load_tokenizer(config: PolicyConfig) -> Any:

@@ -82,6 +82,7 @@ class ReplySampler:
             depends on its rows, and with it the last bit. Decode steps have rounded lengths, and enough rows that
             no product depends on their number (`stable_rows.py`): all of them in models with states. The products of
             experts depend on the batch in any case.
+        is_used: False: another program samples, so no fast path is prepared and nothing is tried.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class ReplySampler:
         adapters: Sequence[str] = (DEFAULT_ADAPTER,),
         prefix_cache_bytes: int = 0,
         deterministic: bool = False,
+        is_used: bool = True,
     ):
         self.model, self.seed = model, seed
         self.versions = dict.fromkeys(adapters, 0)
@@ -105,7 +107,7 @@ class ReplySampler:
         self._deliver, self._report = deliver, report
         self._prefill_tokens, self._is_deterministic = 0 if deterministic else PREFILL_TOKENS, deterministic
         self._min_rows = MIN_ROWS
-        if deterministic:
+        if deterministic and is_used:
             most = max(max_num_seqs, MIN_ROWS)
             self._min_rows = most if model.has_states else find_stable_rows(model, most)
             if any(iterate_expert_parameters(model.module)):
@@ -119,10 +121,11 @@ class ReplySampler:
         self._masks = AttentionMasks(model)
         self._cache = KVCache(model, max_num_seqs)
         least = self._min_rows if deterministic else 1
-        fast_llama = FastLlama(model, self._cache, self._masks, least) if supports_fast_decode(model) else None
+        is_fast = is_used and supports_fast_decode(model)
+        fast_llama = FastLlama(model, self._cache, self._masks, least) if is_fast else None
         if fast_llama is not None and can_halve(model):
             self._min_rows = 1  # nothing is trained on these log-probs, and a single stream pays for each row
-        if fast_llama is None:
+        if fast_llama is None and is_used:
             logger.info("sampling %s with transformers' own modules", model.config.model_type)
         mixes_adapters = len(adapters) > 1
         self._prefiller = Prefiller(
@@ -143,7 +146,8 @@ class ReplySampler:
         self._thread = threading.Thread(target=self._run, name="reinforge-engine", daemon=True)
         self._thread.start()
         try:
-            self.call(self._validate)
+            if is_used:
+                self.call(self._validate)
         except EngineError:
             self.close()
             raise

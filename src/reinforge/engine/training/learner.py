@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.crash import crash_point
-from reinforge.engine.devices import free_cached_memory, is_out_of_memory
+from reinforge.engine.devices import Destination, free_cached_memory, is_out_of_memory
 from reinforge.engine.losses.base import Loss, as_loss_output, find_loss
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import CausalModel, checkpoint_activations, find_checkpointable_layers
@@ -70,6 +70,7 @@ class Learner(ShardedOptimizer):
         seed: Seed of the order of samples.
         masks: Attention masks for shared prefixes; None: each sample is computed whole.
         critic: The value head, if the algorithm has one.
+        waits: The model's weights come later, by `shard` or `use_parameters`.
 
     Attributes:
         stage: The stage of a pipeline that it trains; None: no stage has begun.
@@ -87,8 +88,10 @@ class Learner(ShardedOptimizer):
         seed: int,
         masks: AttentionMasks | None = None,
         critic: ValueHead | None = None,
+        *,
+        waits: bool = False,
     ):
-        super().__init__(model, config, critic)
+        super().__init__(model, config, critic, waits=waits)
         self.config, self.seed = config, seed
         self.stage: str | None = None
         self.stage_version: int | None = None
@@ -393,9 +396,9 @@ class Learner(ShardedOptimizer):
             self.model, batch, masks=self.masks, entropy_grad=options.entropy_grad, critic=self.critic
         )
 
-    def shard(self, *, stays_divided: bool = False) -> None:
+    def shard(self, *, stays_divided: bool = False, goes_to: Destination | None = None) -> None:
         """Divides the model among the peers; from now on each sample is computed whole."""
-        super().shard(stays_divided=stays_divided)
+        super().shard(stays_divided=stays_divided, goes_to=goes_to)
         self.masks = None
         if self._checkpointed_layers is not None and self.sharded is not None:
             self._checkpointed_layers = find_checkpointable_layers(self.sharded.copied)

@@ -64,6 +64,9 @@ class PipelineStages:
 
     def load_reference(self, folder: Path) -> None:
         scorer = self._scorer
+        if scorer.sharded_reference is not None:
+            checkpoint.load_weights(folder, scorer.model, scorer.sharded_reference)
+            return
         if scorer.reference is not None:
             checkpoint.load_weights(folder, scorer.reference)
             return

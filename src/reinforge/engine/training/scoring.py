@@ -52,6 +52,7 @@ class LogprobScorer:
         self.model, self.masks, self.max_tokens = model, masks, max_tokens
         self.keeps_reference, self.reference, self.critic = keeps_reference, reference, critic
         self.sharded: ShardedModel | None = None  # a model that stays divided
+        self.sharded_reference: ShardedModel | None = None  # its reference, if that is not a model without adapters
         self._adapters: dict[str, Tensor] | None = None  # those of the reference; None: it has no adapters
 
     def require(self, *, reference: bool, values: bool) -> None:
@@ -66,11 +67,13 @@ class LogprobScorer:
         return self._score(self._trained, samples)
 
     def ref_logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        if self.sharded_reference is not None:
+            return self.sharded_reference.score(samples, self.max_tokens)
         with self._use_reference() as reference:
             return self._score(reference, samples)
 
     def _score(self, model: CausalModel, samples: Sequence[TrainingSample]) -> list[FloatArray]:
-        if self.sharded is not None and model is not self.reference:
+        if self.sharded is not None:
             return self.sharded.score(samples, self.max_tokens)
         return sample_logprobs(model, samples, self.max_tokens, self.masks, self.take_turns)
 
@@ -86,12 +89,14 @@ class LogprobScorer:
     @torch.no_grad()
     def take_reference(self) -> None:
         """Makes the model's current weights those of the reference; of a divided model, all processes call it."""
+        if self.sharded is not None and self.sharded_reference is not None:
+            self.sharded_reference.copy_rows(self.sharded)
+            return
         if self.reference is None:
             self._adapters = {name: p.detach().clone() for name, p in self.parameters.items()}
             return
         for name, parameter in self.reference.module.named_parameters():
-            whole = self.model.module.get_parameter(name) if self.sharded is None else self.sharded.join(name)
-            parameter.copy_(whole)
+            parameter.copy_(self.model.module.get_parameter(name))
 
     @contextmanager
     def _use_reference(self) -> Iterator[CausalModel]:

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from reinforge.engine.model.causal_model import CausalModel
+from reinforge.engine.training.scarce_memory import allocate_file
 from reinforge.engine.training.sharding import ShardedModel
 from reinforge.errors import EngineError
 
@@ -25,15 +26,29 @@ def write_model(folder: Path, model: CausalModel, sharded: ShardedModel) -> None
         with sharded.use_whole(sharded.shards):
             if sharded.is_first:
                 model.module.save_pretrained(folder)
-    else:  # one weight after the other, so that no device has all of them
-        buffers = dict(model.module.named_buffers())
-        whole = {name: tensor for name, tensor in model.module.state_dict().items() if name in buffers}
-        for name in sharded.shapes:
-            joined = sharded.join(name)
-            if sharded.is_first:
-                whole[name] = joined.cpu()
+    else:
+        whole = collect_state(model, sharded)
         if sharded.is_first:
             model.module.save_pretrained(folder, state_dict=whole)
+
+
+def collect_state(model: CausalModel, sharded: ShardedModel) -> dict[str, Tensor]:
+    """Returns all of a divided model's weights in the first process; all call it together.
+
+    They are joined one after the other into a file without a name, so neither a device nor a process's own memory ever
+    has all of them.
+    """
+    buffers = dict(model.module.named_buffers())
+    found = {name: tensor for name, tensor in model.module.state_dict().items() if name in buffers}
+    like = {
+        name: torch.empty(each, dtype=sharded.get_dtype(name), device="meta") for name, each in sharded.shapes.items()
+    }
+    whole = allocate_file(like) if sharded.is_first else {}
+    for name in like:
+        joined = sharded.join(name)
+        if sharded.is_first:
+            whole[name].copy_(joined)
+    return found | whole
 
 
 def write_moments(whole: Path, moments: Mapping[str, Tensor], sharded: ShardedModel) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine.model.causal_model import CausalModel
@@ -14,6 +14,7 @@ from reinforge.engine.model.heads import CRITIC_PREFIX, ValueHead
 from reinforge.engine.training.scheduled_optimizer import ScheduledOptimizer
 
 if TYPE_CHECKING:
+    from reinforge.engine.devices import Destination
     from reinforge.engine.training.data_parallel import DataParallel
     from reinforge.engine.training.sharding import ShardedModel
 
@@ -21,13 +22,18 @@ if TYPE_CHECKING:
 class ShardedOptimizer(ScheduledOptimizer):
     """Trains a model and its critic, whole or in shards.
 
+    Args:
+        waits: The model's weights come later, by `shard` or `use_parameters`.
+
     Attributes:
         peers: The processes that share each step, of which this one computes its part; None: it computes all.
         sharded: This process's shards of the model, which are then its `parameters`; None: it trains the whole model.
     """
 
-    def __init__(self, model: CausalModel, config: PolicyConfig, critic: ValueHead | None = None):
-        parameters = model.trained_parameters
+    def __init__(
+        self, model: CausalModel, config: PolicyConfig, critic: ValueHead | None = None, *, waits: bool = False
+    ):
+        parameters = {} if waits else model.trained_parameters
         if critic is not None:
             parameters |= {f"{CRITIC_PREFIX}{name}": p for name, p in critic.named_parameters()}
         super().__init__(parameters, config.optimizer, config.schedule, config.critic)
@@ -35,11 +41,18 @@ class ShardedOptimizer(ScheduledOptimizer):
         self.peers: DataParallel | None = None
         self.sharded: ShardedModel | None = None
 
-    def shard(self, *, stays_divided: bool = False) -> None:
+    def use_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Trains these weights from now on, beside the critic's."""
+        critic = {name: p for name, p in self.parameters.items() if name.startswith(CRITIC_PREFIX)}
+        self.parameters = {**parameters, **critic}
+        self.reset()
+
+    def shard(self, *, stays_divided: bool = False, goes_to: Destination | None = None) -> None:
         """Divides the model, its gradients and its optimizer among the peers from now on.
 
         Args:
             stays_divided: No job leaves whole weights, since another program samples.
+            goes_to: Where the shards go; None: the model is there.
         """
         from reinforge.engine.training.scarce_memory import return_freed_memory
         from reinforge.engine.training.sharding import ShardedModel
@@ -48,11 +61,9 @@ class ShardedOptimizer(ScheduledOptimizer):
         if self.model.device.type == "cpu":
             return_freed_memory()
         state, num_steps = self.state(), self.num_steps
-        sharded = ShardedModel(self.model, self.peers, stays_divided=stays_divided)
-        critic = {name: p for name, p in self.parameters.items() if name.startswith(CRITIC_PREFIX)}
-        self.parameters = {**sharded.shards, **critic}
-        self.sharded = sharded
-        self.restore(sharded.select_state(state), num_steps)
+        self.sharded = ShardedModel(self.model, self.peers, stays_divided=stays_divided, goes_to=goes_to)
+        self.use_parameters(self.sharded.shards)
+        self.restore(self.sharded.select_state(state), num_steps)
 
     def gather_weights(self) -> None:
         """Gives the model the weights of the shards, which have changed; all processes call it together."""

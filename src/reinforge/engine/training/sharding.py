@@ -1,12 +1,14 @@
 """A model whose weights, gradients and optimizer state are sharded across processes while it trains.
 
+    loading               the weights lie in their files, which the processes of a machine share (with `full` and a
+                          sampler elsewhere), or every process has a copy
     sampling, scoring     every process has all weights, in the modules that it samples from
     divide()              these are freed; each process keeps the shard of every weight that `fully_shard` gave it
     optimizer steps       each layer's weights are gathered when it is computed, and freed after it
     gather()              every process has all weights again, bit by bit the same
 
 Where another program samples, the model stays divided: log-probs are computed as in a step, and a weight is whole only
-while its bytes are hashed or written.
+while its bytes are hashed or written. So no process ever needs memory for the whole model.
 
 PyTorch's `fully_shard` (FSDP2; ZeRO stage 3, arXiv:1910.02054) works on a copy of the modules, since its hooks and its
 DTensors would be in the way of sampling. Weights are divided by rows: of 5 rows over 2 processes, the first has 3.
@@ -26,8 +28,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from reinforge.engine.devices import Destination
 from reinforge.engine.model.causal_model import CausalModel
 from reinforge.engine.model.heads import ValueHead
 from reinforge.engine.model.text_part import iterate_expert_parameters
@@ -71,11 +75,21 @@ class ShardedModel:
         shards: This process's rows of each trained weight, by name; the optimizer updates them in place.
         copied: The model that trains.
         stays_divided: True if the model's weights are never gathered after a job, since another program samples.
-        is_divided: True while the weights of the model are freed.
+        is_divided: True while the weights of the model are freed; `divide` begins that.
         shapes: Those of the whole weights, by name.
+
+    Args:
+        goes_to: Where the shards go, one layer after the other; None: the model is there.
     """
 
-    def __init__(self, model: CausalModel, peers: DataParallel, *, stays_divided: bool = False):
+    def __init__(
+        self,
+        model: CausalModel,
+        peers: DataParallel,
+        *,
+        stays_divided: bool = False,
+        goes_to: Destination | None = None,
+    ):
         self.model, self.peers, self.stays_divided = model, peers, stays_divided
         self.is_divided = False
         self.copied = _copy_sharing_weights(model)
@@ -84,6 +98,7 @@ class ShardedModel:
         layers = [part for part in self.copied.module.modules() if isinstance(part, GradientCheckpointingLayer)]
         try:
             for part in (*layers, self._pass):
+                place_weights(part, goes_to)
                 fully_shard(part, mesh=peers.mesh, mp_policy=policy)
         except (AssertionError, NotImplementedError, ValueError) as cause:
             raise EngineError(f"{model.config.model_type} models cannot be sharded: {cause}") from cause
@@ -101,8 +116,7 @@ class ShardedModel:
         self._divided: dict[str, Any] = dict(self.copied.module.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
         self.shards = {name: nn.Parameter(self._divided[name].detach().to_local()) for name in model.trained_parameters}
-        if stays_divided:
-            self.divide()
+        self.copied.device = model.device if goes_to is None else goes_to.device
 
     @property
     def is_first(self) -> bool:
@@ -112,8 +126,12 @@ class ShardedModel:
     copy_tensors = staticmethod(copy_elsewhere)
 
     def divide(self) -> None:
+        """Frees the whole weights, and from then on the model is where the shards are."""
         self.is_divided = True
         self._free(self.shapes)
+        if self.model.device != self.copied.device:
+            self.model.device = self.copied.device
+            self.model.module.to(self.model.device)  # what else it has
 
     def gather(self) -> None:
         self._bring(self.shapes)
@@ -122,7 +140,7 @@ class ShardedModel:
     def _free(self, names: Iterable[str]) -> None:
         parameters = dict(self.model.module.named_parameters())
         for name in names:
-            parameters[name].data = parameters[name].data.new_empty(0)
+            parameters[name].data = torch.empty(0, dtype=self._divided[name].dtype, device=parameters[name].device)
 
     def _bring(self, names: Iterable[str]) -> None:
         parameters = dict(self.model.module.named_parameters())
@@ -130,9 +148,9 @@ class ShardedModel:
             parameters[name].data = self.join(name)
 
     @contextmanager
-    def use_whole(self, names: Iterable[str] | None = None) -> Iterator[None]:
-        """Gives the model these weights, or all, inside the block, and then keeps their rows; they may change there."""
-        names = list(self.shapes if names is None else names)
+    def use_whole(self, names: Iterable[str]) -> Iterator[None]:
+        """Gives the model these weights inside the block, and then keeps their rows; they may change there."""
+        names = list(names)
         if not self.is_divided:
             yield
             return
@@ -148,6 +166,12 @@ class ShardedModel:
     def take_shards(self) -> None:
         for name, parameter in self.model.trained_parameters.items():
             self.put(name, parameter)
+
+    @torch.no_grad()
+    def copy_rows(self, other: ShardedModel) -> None:
+        """Takes the weights of another model that is divided among the same processes."""
+        for name, weight in self._divided.items():
+            weight.to_local().copy_(other._divided[name].to_local())
 
     @torch.no_grad()
     def put(self, name: str, whole: Tensor) -> None:
@@ -169,6 +193,10 @@ class ShardedModel:
     def has_rows(self, key: str, num_dimensions: int) -> bool:
         """True if each process has some rows of this tensor of the optimizer, and not the same number as the others."""
         return key.partition(".")[2] in self.shards and num_dimensions > 0
+
+    def get_dtype(self, name: str) -> torch.dtype:
+        found: torch.dtype = self._divided[name].dtype
+        return found
 
     def choose_rows(self, count: int) -> slice:
         """Returns which of a tensor's rows this process has."""
@@ -232,6 +260,16 @@ class ShardedModel:
         """Clears what a pass that failed may have left."""
         for parameter in self._divided.values():
             parameter.grad = None
+
+
+@torch.no_grad()
+def place_weights(module: nn.Module, goes_to: Destination | None) -> None:
+    """Moves and converts the weights of a module that are not divided yet; None: they stay as they are."""
+    if goes_to is None:
+        return
+    for parameter in module.parameters():
+        if not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.to(goes_to.device, goes_to.dtype)
 
 
 def _copy_sharing_weights(model: CausalModel) -> CausalModel:

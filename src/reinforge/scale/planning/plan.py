@@ -273,12 +273,7 @@ def refuse_what_does_not_fit(plan: ClusterPlan, shape: ModelShape, mode: str) ->
         message = f"{weights / GB:.0f} GB of weights do not fit {sampling.gpus} {sampling.gpu}"
         problems.append(Problem("sampling.gpus", message, f"give each server at least {needed} GPUs"))
     state, room = hardware.BYTES_OF_STATE[mode] * shape.parameters, 0.8 * GPUS[training.gpu].memory_gb * GB
-    if weights > room:
-        message = (
-            f"{weights / GB:.0f} GB of weights do not fit one {training.gpu}, as they must while a process loads them"
-        )
-        problems.append(Problem("training.gpu", message, "train on larger GPUs, or a smaller model"))
-    elif state > training.gpus * room:
+    if state > training.gpus * room:
         message = (
             f"{state / GB:.0f} GB of weights, gradients and optimizer state do not fit {training.gpus} {training.gpu}"
         )
