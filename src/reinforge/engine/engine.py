@@ -33,13 +33,6 @@ from reinforge.engine.devices import Destination, is_out_of_memory, repeat_sums
 from reinforge.engine.jobs import EngineJobs, ServedCopy
 from reinforge.engine.learning_rate import count_weights, fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
-from reinforge.engine.model.adapters import (
-    AdapterWeights,
-    load_adapter_weights,
-    make_adapter_weights,
-    read_adapter_weights,
-    write_adapter_weights,
-)
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel, Fingerprinter
 from reinforge.engine.model.dtype import fill_in_dtype
 from reinforge.engine.model.heads import ValueHead
@@ -73,6 +66,7 @@ from reinforge.types.sample import (
 from reinforge.types.seeding import stable_seed
 
 if TYPE_CHECKING:
+    from reinforge.engine.model.adapter_weights import AdapterWeights
     from reinforge.engine.model_description import ModelDescription
     from reinforge.engine.sampling.grammar import GrammarCompiler
     from reinforge.engine.training.data_parallel import DataParallel
@@ -584,10 +578,14 @@ class Engine:
 
     def make_adapter(self, *, rank: int, seed: int, alpha: float = 32.0) -> AdapterWeights:
         """Returns the first weights of an adapter of this rank, which leave the model unchanged; see `put_adapter`."""
+        from reinforge.engine.model.adapter_weights import make_adapter_weights  # for sessions alone
+
         name = self.policy.adapter
         return self._call(lambda: make_adapter_weights(self.model, name, rank=rank, seed=seed, alpha=alpha), name)
 
     def read_adapter(self, adapter: str | None = None) -> AdapterWeights:
+        from reinforge.engine.model.adapter_weights import read_adapter_weights  # for sessions alone
+
         name = self._jobs.resolve_adapter(adapter)
         return self._call(lambda: read_adapter_weights(self.model, name), name)
 
@@ -597,6 +595,8 @@ class Engine:
         Raises:
             EngineError: The folder holds none, or one of other layers.
         """
+        from reinforge.engine.model.adapter_weights import load_adapter_weights  # for sessions alone
+
         name = self.policy.adapter
         return self._call(lambda: load_adapter_weights(self.model, name, Path(folder)), name)
 
@@ -606,6 +606,8 @@ class Engine:
         Raises:
             EngineError: The weights are those of other layers.
         """
+        from reinforge.engine.model.adapter_weights import write_adapter_weights  # for sessions alone
+
         name = self._jobs.require_adapter("put_adapter", adapter)
 
         def put() -> None:

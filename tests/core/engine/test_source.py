@@ -234,7 +234,7 @@ def test_an_adapter_of_a_gguf_model_is_loaded_on_it(gguf_file, tmp_path, cache):
 
 
 def test_a_saved_adapter_belongs_to_the_revision_it_was_trained_on(tiny_model_dir, tmp_path, monkeypatch):
-    def load_from_hub(source, dtype, revision):
+    def load_from_hub(source, dtype, revision, **_):
         module = load_module(tiny_model_dir, dtype)
         module.name_or_path = source
         return module

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reinforge.engine.devices import copy_to_device, free_cached_memory, is_out_of_memory
-from reinforge.engine.model.adapters import LoRABatch
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
 from reinforge.engine.model.text_part import iterate_expert_parameters
@@ -54,6 +53,7 @@ from reinforge.types.supports import MAX_SUPPORT
 
 if TYPE_CHECKING:
     from reinforge.engine.sampling.constrained_sampling import ConstrainedTokens
+    from reinforge.engine.sampling.lora_batch import LoRABatch
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class ReplySampler:
         self._prefiller = Prefiller(
             model, self._cache, self._masks, self._to_device, fast_llama, mixes_adapters=mixes_adapters
         )
-        self._lora_batch = LoRABatch(model, least) if mixes_adapters else None
+        self._lora_batch = self._make_lora_batch(least) if mixes_adapters else None
         self._prefix_cache = PrefixCache(0 if deterministic else prefix_cache_bytes, whole_only=model.has_states)
         self._batch = RunningBatch(max_num_seqs)
         self._admitted: list[SampleRequest] = []  # they have a slot, but their prompts are not computed yet
@@ -151,6 +151,11 @@ class ReplySampler:
         except EngineError:
             self.close()
             raise
+
+    def _make_lora_batch(self, min_rows: int) -> LoRABatch:
+        from reinforge.engine.sampling.lora_batch import LoRABatch  # for several adapters alone
+
+        return LoRABatch(self.model, min_rows)
 
     # Called by other threads.
 
@@ -202,7 +207,7 @@ class ReplySampler:
             logger.info("%s: sampling with transformers' own modules (slower) from now on", name)
             self._prefiller.fast_llama = None
         if self._lora_batch is None:
-            self._lora_batch = LoRABatch(self.model, self._min_rows if self._is_deterministic else 1)
+            self._lora_batch = self._make_lora_batch(self._min_rows if self._is_deterministic else 1)
         self._lora_batch.hook_layers()
 
     def remove_adapter(self, name: str) -> None:

@@ -25,7 +25,7 @@ from reinforge.types.sample import FloatArray
 from reinforge.types.seeding import stable_seed
 
 if TYPE_CHECKING:
-    from reinforge.engine.model.adapters import AdapterWeights
+    from reinforge.engine.model.adapter_weights import AdapterWeights
 
 
 @dataclass(eq=False)

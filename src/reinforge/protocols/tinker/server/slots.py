@@ -27,7 +27,7 @@ from reinforge.types.sample import AdamSettings, FloatArray, GradientReport, Los
 
 if TYPE_CHECKING:
     from reinforge.engine import Engine
-    from reinforge.engine.model.adapters import AdapterWeights
+    from reinforge.engine.model.adapter_weights import AdapterWeights
 
 
 T = TypeVar("T")
