@@ -138,11 +138,11 @@ class Run:
         return parts
 
 
-def list_workers(driver: int) -> list[psutil.Process]:
-    """Returns the processes of the run's workers: below the driver, or on the nodes of RAY_ADDRESS."""
+def list_workers(waiting: int) -> list[psutil.Process]:
+    """Returns the processes of the run's workers: below the waiting process, or on the nodes of RAY_ADDRESS."""
     address, candidates, found = os.environ.get("RAY_ADDRESS"), list[psutil.Process](), []
     with contextlib.suppress(psutil.NoSuchProcess):  # the driver has just ended
-        candidates = list(psutil.process_iter()) if address else psutil.Process(driver).children(recursive=True)
+        candidates = list(psutil.process_iter()) if address else psutil.Process(waiting).children(recursive=True)
     for process in candidates:
         with contextlib.suppress(psutil.Error):
             if process.name().startswith("ray::") and " ".join(process.cmdline()).startswith(WORKER):
@@ -189,9 +189,9 @@ class Striker:
                     return child.pid
         return None
 
-    def strike(self, driver: int) -> None:
+    def strike(self, waiting: int, driver: int) -> None:
         """Makes one fault happen."""
-        workers, servers = list_workers(driver), list_servers(driver)
+        workers, servers = list_workers(waiting), list_servers(driver)
         kinds = ["driver", "disk", *["worker"] * len(workers), *["server"] * len(servers)]
         number = int(self.rng.random() * len(kinds))
         self.run.faults.append((time.time(), kinds[number]))
@@ -213,7 +213,7 @@ class Striker:
                 break
             driver = self.find_driver(process.pid)
             if driver is not None and time.time() >= due:
-                self.strike(driver)
+                self.strike(process.pid, driver)
                 due = self._schedule(due)
         if code != 0:
             raise SystemExit(f"{self._log.read_text()}\nthe run ended with exit code {code}")

@@ -3,7 +3,11 @@
     python benchmarks/grpo_vs_trl.py --shape a               prompt 48, reply 64
     python benchmarks/grpo_vs_trl.py --shape b --size 13m    agentic: prompt 400, reply 16
     python benchmarks/grpo_vs_trl.py --shape c               4 turns, each with 120 new context and 16 sampled tokens
-    python benchmarks/grpo_vs_trl.py --memory                shape b with a vocabulary of 152 k, for peak memory
+    python benchmarks/grpo_vs_trl.py --shape reply           short prompts, long replies: 16 and 128
+    python benchmarks/grpo_vs_trl.py --shape turns8          8 short turns: 60 new and 8 sampled tokens each
+    python benchmarks/grpo_vs_trl.py --shape turns32         32 turns with results of tools: 40 and 12
+    python benchmarks/grpo_vs_trl.py --shape long            16 episodes: prompt 4,000, reply 200
+    python benchmarks/grpo_vs_trl.py --shape vocabulary      shape b with a vocabulary of 152 k, for peak memory
     python benchmarks/grpo_vs_trl.py --growth                reinforge only: 64, 256 and 1024 episodes per step
 
 A step samples 64 episodes in groups of 8, scores them and makes one AdamW step (float32, gradient norm 1, no reference
@@ -11,8 +15,8 @@ model). reinforge runs one epoch of `reinforge finetune` with capture, journal a
 `GRPOTrainer.train()`: without gradient checkpointing (its default), with `generate` (its continuous batching,
 `--trl paged`, is slower on a CPU) and all 64 rows in one batch. `--micro_batch 16` accumulates gradients instead: the
 same speed with a third of the memory. Each side runs in its own process, and the two take turns (sides.py).
-In shape c TRL uses a `rollout_func`, which processes the whole history again in every turn. It trains each episode as
-one row with masked context, or (`row per turn`) each turn as a row.
+Where there are turns, TRL uses a `rollout_func`, which processes the whole history again in every turn. It trains each
+episode as one row with masked context, or (`--row_per_turn`) each turn as a row.
 """
 
 from __future__ import annotations
@@ -38,7 +42,11 @@ SHAPES = {
     "a": Shape(prompt=48, reply=64),
     "b": Shape(prompt=400, reply=16),
     "c": Shape(prompt=120, reply=16, context=120, turns=4),
-    "memory": Shape(prompt=400, reply=16, vocabulary=152_000),
+    "reply": Shape(prompt=16, reply=128),
+    "turns8": Shape(prompt=60, reply=8, context=60, turns=8),
+    "turns32": Shape(prompt=40, reply=12, context=40, turns=32),
+    "long": Shape(prompt=4000, reply=200, groups=2),
+    "vocabulary": Shape(prompt=400, reply=16, vocabulary=152_000),
 }
 TRL_MODES: dict[str, dict[str, Any]] = {
     "generate": {},
@@ -47,7 +55,8 @@ TRL_MODES: dict[str, dict[str, Any]] = {
 }
 GROWTH = (1, 4, 16)
 MANY_TURNS = 16
-"""Rows that TRL trains at once in shape c: all 256 rows of one turn each need more memory than small machines have."""
+"""Rows that TRL trains at once where there are turns: all rows of one turn each need more memory than small machines
+have."""
 
 
 def compare_with_trl(folder: Path, shape: Shape, args: argparse.Namespace) -> None:
@@ -57,7 +66,7 @@ def compare_with_trl(folder: Path, shape: Shape, args: argparse.Namespace) -> No
         start_side("reinforge", our_side.run, folder, shape),
         start_side("trl", trl_side.run, folder, shape, options),
     ]
-    if shape.turns > 1:
+    if args.row_per_turn:
         by_turn = {**options, "row_per_turn": True}
         sides.append(start_side("trl, row per turn", trl_side.run, folder, shape, by_turn))
     try:
@@ -113,20 +122,20 @@ def measure_growth(folder: Path, shape: Shape, args: argparse.Namespace) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=("a", "b", "c"), default="a")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="a")
     parser.add_argument("--size", choices=("1.7m", "13m"), default="1.7m")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--memory", action="store_true", help="shape b with a vocabulary of 152 k")
+    parser.add_argument("--row_per_turn", action="store_true", help="also against TRL with each turn as a row")
     parser.add_argument("--growth", action="store_true", help="time per episode as their number grows, reinforge only")
     parser.add_argument("--trl", choices=tuple(TRL_MODES), default="generate", help="how TRL runs")
     parser.add_argument(
-        "--micro_batch", type=int, default=None, help="rows that TRL trains at once (default: all; 16 in shape c)"
+        "--micro_batch", type=int, default=None, help="rows that TRL trains at once (default: all; 16 with turns)"
     )
     parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
     args = parser.parse_args()
     refuse_if_busy()
     print(describe())
-    shape = replace(SHAPES["memory" if args.memory else args.shape], size=args.size)
+    shape = replace(SHAPES[args.shape], size=args.size)
     print(
         f"{shape.turns} turn(s), prompt {shape.prompt}, reply {shape.reply}, {shape.groups} groups of {shape.group}, "
         f"model {shape.size}, vocabulary {shape.vocabulary:,}",

@@ -64,8 +64,8 @@ class TextShape(Shape):
         return folder
 
 
-def write_model(source: str, folder: Path) -> None:
-    """Writes a model as a folder in which an unused token ends replies."""
+def write_model(source: str, folder: Path, end: str | None = UNUSED) -> None:
+    """Writes a model as a folder; in it, another token ends replies, unless that is None."""
     import torch
 
     from reinforge.config.policy import PolicyConfig
@@ -73,9 +73,10 @@ def write_model(source: str, folder: Path) -> None:
 
     module = load_module(source, torch.float32)
     tokenizer = load_tokenizer(PolicyConfig(model=source))
-    tokenizer.eos_token = UNUSED
-    for config in (module.config, module.generation_config):
-        config.eos_token_id = tokenizer.convert_tokens_to_ids(UNUSED)
+    if end is not None:
+        tokenizer.eos_token = end
+        for config in (module.config, module.generation_config):
+            config.eos_token_id = tokenizer.convert_tokens_to_ids(end)
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(module.config, name):
             delattr(module.config, name)

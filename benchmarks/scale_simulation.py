@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import overlap
 from benchmarks.machine import describe, refuse_if_busy
+from benchmarks.sampler import SIZES, random_model
+from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.config.loader import build_config
+from reinforge.config.policy import PolicyConfig
+from reinforge.config.schema import FinetuneConfig
 from reinforge.runs.progress import SilentProgress
 from reinforge.scale.planning.hardware import GPUS, ModelShape, Shares, derive_costs, derive_sampler, derive_trainer
 from reinforge.scale.planning.plan import SeenLengths, read_lengths
@@ -50,6 +52,7 @@ from reinforge.scale.planning.simulation import (
 )
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_config
+from reinforge.types.request import ModelRequest, SamplingParams
 
 DRIVER = DriverCosts(call_s=7.7e-5, episode_s=1.1e-4, message_s=3.2e-4, journal_s=3e-5)
 MODELS = {
@@ -195,61 +198,58 @@ def print_published() -> None:
 
 def measure(size: str) -> Costs:
     """Returns the costs of this machine."""
+    return Costs(measure_sampler(size), measure_driver_costs())
+
+
+def measure_driver_costs() -> DriverCosts:
     call_s, episode_s, journal_s = measure_driver()
-    driver = DriverCosts(call_s, episode_s, message_s=measure_ray(), journal_s=journal_s)
-    return Costs(SamplerCosts(*measure_sampler(size)), driver)
+    return DriverCosts(call_s, episode_s, message_s=measure_ray(), journal_s=journal_s)
 
 
-def measure_sampler(
-    size: str, clock: Callable[[], float] = time.process_time, before: Callable[[], Any] = lambda: None
-) -> tuple[float, float, float]:
-    """Returns the seconds of a step, of each sequence in it, and of a token of a prompt, with one thread.
-
-    Args:
-        clock: That of the process says what it takes alone on a core.
-        before: Called before each measurement.
-    """
+def measure_sampler(size: str) -> SamplerCosts:
+    """Returns what a sampler takes alone on a core, with one thread."""
     import torch
 
-    from benchmarks.sampler import SIZES, random_model
-    from reinforge.config.policy import PolicyConfig
     from reinforge.engine import Engine
-    from reinforge.types.request import ModelRequest, SamplingParams
 
-    async def sample(engine: Engine, count: int, prompt: int, tokens: int) -> float:
-        requests = [
-            ModelRequest(
-                [],
-                SamplingParams(max_tokens=tokens, seed=n),
-                prompt=tuple(rng.randrange(4, 300) for _ in range(prompt)),  # none is cached
-            )
-            for n in range(count)
-        ]
-        before()
-        started = clock()
-        await asyncio.gather(*(engine.policy.sample(each) for each in requests))
-        return clock() - started
+    async def run(folder: str) -> SamplerCosts:
+        with Engine.load(PolicyConfig(model=folder, max_num_seqs=256), seed=0, device="cpu") as engine:
+            await engine.policy.publish(0)
+            return await measure_steps(engine.policy, 1, time.process_time)
 
-    async def run(folder: str) -> tuple[float, float, float]:
-        engine = stack.enter_context(Engine.load(PolicyConfig(model=folder, max_num_seqs=256), seed=0, device="cpu"))
-        await engine.policy.publish(0)
-        await sample(engine, 4, 16, 16)
-
-        async def best(count: int, prompt: int, tokens: int) -> float:
-            return min([await sample(engine, count, prompt, tokens) for _ in range(3)])
-
-        few, many, tokens = 1, 128, 48
-        steps = {
-            count: (await best(count, 8, tokens) - await best(count, 8, 1)) / (tokens - 1) for count in (few, many)
-        }
-        sequence_s = max(0.0, (steps[many] - steps[few]) / (many - few))
-        prompt_token_s = (await best(4, 400, 1) - await best(4, 8, 1)) / (4 * 392)
-        return max(1e-6, steps[few] - sequence_s), sequence_s, max(1e-9, prompt_token_s)
-
-    rng = random.Random(0)
     torch.set_num_threads(1)
-    with random_model(SIZES[size]) as folder, ExitStack() as stack:
+    with random_model(SIZES[size]) as folder:
         return asyncio.run(run(folder))
+
+
+async def measure_steps(policy: Any, num_samplers: int, clock: Callable[[], float]) -> SamplerCosts:
+    """Returns the seconds of a step, of a reply in it, of a token of a prompt, and of a request beside them."""
+    rng, few, many, tokens = random.Random(0), 1, 128, 48
+
+    async def best(count: int, prompt: int, tokens: int) -> float:
+        """Returns the least seconds of so many replies for each sampler."""
+        found = []
+        for _ in range(3):
+            requests = [
+                ModelRequest(
+                    [],
+                    SamplingParams(max_tokens=tokens, seed=n),
+                    prompt=tuple(rng.randrange(4, 300) for _ in range(prompt)),  # none is cached
+                )
+                for n in range(count * num_samplers)
+            ]
+            started = clock()
+            await asyncio.gather(*map(policy.sample, requests))
+            found.append(clock() - started)
+        return min(found)
+
+    await best(4, 16, 16)  # warms up
+    short = {count: await best(count, 8, 1) for count in (few, many)}
+    steps = {count: (await best(count, 8, tokens) - short[count]) / (tokens - 1) for count in (few, many)}
+    sequence_s = max(0.0, (steps[many] - steps[few]) / (many - few))
+    prompt_token_s = max(1e-9, (await best(4, 400, 1) - await best(4, 8, 1)) / (4 * 392))
+    beside_s = (short[many] - short[few]) / (many - few) - sequence_s - 8 * prompt_token_s
+    return SamplerCosts(max(1e-6, steps[few] - sequence_s), sequence_s, prompt_token_s, call_s=max(0.0, beside_s))
 
 
 def measure_driver() -> tuple[float, float, float]:
@@ -316,23 +316,23 @@ def measure_ray() -> float:
 # Whole runs of this machine, and the same on the clock.
 
 
-def measure_samplers(size: str, count: int) -> SamplerCosts:
-    """Returns the costs by the clock on the wall while so many processes of one thread sample at a time."""
-    context = multiprocessing.get_context("spawn")
-    barrier, found = context.Barrier(count), context.Queue()
-    processes = [
-        context.Process(target=_measure_together, args=(size, barrier, found), daemon=True) for _ in range(count)
-    ]
-    for process in processes:
-        process.start()
-    rows = [found.get() for _ in processes]
-    for process in processes:
-        process.join()
-    return SamplerCosts(*(statistics.fmean(each) for each in zip(*rows, strict=True)))
+def measure_samplers(model: str, count: int) -> SamplerCosts:
+    """Returns the costs by the clock on the wall while so many Ray workers of one thread sample at a time."""
+    from reinforge.scale.ray.adapter import RayAdapter, RayAdapterConfig
 
+    async def run() -> SamplerCosts:
+        config = RayAdapterConfig(num_workers=count, resources_per_worker={"CPU": 1.0})
+        adapter = RayAdapter(config, GRPO(GRPOConfig()))
+        try:
+            await adapter.initialize(FinetuneConfig(device="cpu", policy=PolicyConfig(model=model, max_num_seqs=256)))
+            policy = adapter.policy()
+            assert policy is not None  # it is initialized
+            await policy.publish(0)
+            return await measure_steps(policy, count, time.perf_counter)
+        finally:
+            await adapter.cleanup()
 
-def _measure_together(size: str, barrier: Any, found: Any) -> None:
-    found.put(measure_sampler(size, time.perf_counter, barrier.wait))
+    return asyncio.run(run())
 
 
 SHAPES = ((1, 64, 48), (3, 24, 24))
@@ -411,9 +411,11 @@ def count_trained(lengths: SeenLengths, examples: int) -> float:
 
 
 def validate(counts: Sequence[int]) -> None:
-    with overlap.random_model(overlap.SIZES["1.7m"]) as model:
+    driver = measure_driver_costs()
+    print(driver, flush=True)
+    with random_model(SIZES["1.7m"]) as model:
         for count in counts:
-            sampler = replace(measure_samplers("1.7m", count), slots=256)
+            sampler = replace(measure_samplers(model, count), slots=256)
             print(f"{count} workers: {sampler}", flush=True)
             for turns, new, examples in SHAPES:
                 points = []
@@ -424,7 +426,7 @@ def validate(counts: Sequence[int]) -> None:
                 (few, few_s, _), (many, many_s, publish_s) = points
                 token_s = (many_s - few_s) / (many - few)
                 trainer = TrainerCosts(token_s, job_s=many_s - many * token_s)
-                costs = Costs(sampler, DRIVER, trainer, publish_s)
+                costs = Costs(sampler, driver, trainer, publish_s)
                 for tool_s in TOOLS_S[: 1 if turns == 1 else 2]:
                     timed, lengths = run_workers(str(model), count, examples, turns, new, tool_s)
                     found = Simulation(costs, build_work(lengths, examples), count).run()

@@ -109,7 +109,7 @@ def make_model(folder: Path, shape: Shape) -> Path:
     config = Qwen2Config(
         **{"num_key_value_heads": 2, **SIZES[shape.size]},
         vocab_size=shape.vocabulary,
-        max_position_embeddings=1024,
+        max_position_embeddings=max(1024, shape.length),
         tie_word_embeddings=True,
         initializer_range=0.05,
         bos_token_id=None,

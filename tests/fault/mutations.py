@@ -32,6 +32,7 @@ from reinforge.rollout import ending, runner
 from reinforge.rollout.isolation import containment, processes, worker_pool
 from reinforge.runs.checkpoints import Checkpoints
 from reinforge.runs.rows import EpochSnapshot
+from reinforge.scale.ray.adapter import RayAdapterConfig
 from reinforge.trainer import loop, resume, run, shutdown, versions
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.provenance import Provenance
@@ -391,6 +392,10 @@ def forward_no_signals():
 
 def follow_no_parent():
     restarts._follow = lambda parent: None
+
+
+def hold_no_cluster():
+    del RayAdapterConfig.prepare_restarts
 
 
 def fail_once_with(error):

@@ -1,11 +1,14 @@
 """`finetune --restarts N`: a run whose process is killed, or whose environment fails, continues by itself."""
 
+import contextlib
 import os
 import signal
 import time
 
+import psutil
 import pytest
 
+from reinforge.engine.packages import is_installed
 from reinforge.errors import StorageError
 from tests.fault import mutations
 from tests.fault.kit import KILLED, differences
@@ -103,6 +106,41 @@ def test_a_run_that_does_not_follow_the_waiting_process_outlives_it(toy):
     for pid in left_after(child, 0.3):
         os.kill(pid, signal.SIGKILL)
     assert not (toy.run / "summary.json").exists() or toy.summary["status"] != "stopped"
+
+
+def run_with_ray(make_toy, mutation=None):
+    """Runs with a Ray worker, killed three times; returns the child and the raylets that were seen."""
+    toy, seen = make_toy({"trainer_adapters.adapter": {"_type": "ray", "num_workers": 1}}), set()
+    child = toy.start("--restarts", "1", crash_at=DIES_AGAIN, mutation=mutation)
+    waiting = psutil.Process(child.process.pid)
+    while child.process.is_alive():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seen |= {each for each in waiting.children(recursive=True) if each.name() == "raylet"}
+        child.process.join(0.05)
+    assert child.wait() == 0, child.said
+    assert child.said.count("it continues") == 3
+    return child, seen
+
+
+needs_ray = pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_run_with_ray_workers_finds_its_cluster_again_and_takes_it_along(make_toy):
+    child, seen = run_with_ray(make_toy)
+    assert len(seen) == 1
+    psutil.wait_procs(seen, timeout=15)
+    assert [each for each in seen if each.is_running()] == []
+    assert left_after(child, 10) == []
+
+
+@needs_ray
+@pytest.mark.fault
+def test_without_the_held_cluster_each_process_starts_its_own(make_toy):
+    """Mutation check."""
+    _, seen = run_with_ray(make_toy, mutations.hold_no_cluster)
+    assert len(seen) == 4
 
 
 def test_under_torchrun_it_is_refused(project, monkeypatch):

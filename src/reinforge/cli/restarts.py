@@ -120,7 +120,11 @@ def continue_in_child(options: RunOptions, loaded: LoadedConfig, limit: int) -> 
         reader = JournalReader(folder)
         return reader.count_episodes() + len(reader.policy_versions()) if has_begun() else 0
 
+    adapter = loaded.config.trainer_adapters.get(loaded.config.finetuning.trainer_adapter or "")
+    wait = adapter.prepare_restarts() if adapter is not None else None
     import_what_runs_need()
+    if wait is not None:
+        wait()
     if not Keeper(count_progress, limit).fork():
         options.resume = folder if has_begun() else None
         options.overwrite = not has_begun()  # a folder that was being made

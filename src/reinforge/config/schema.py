@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -53,6 +54,13 @@ class TrainerAdapterConfig(TypedConfig):
     def served_models(self) -> tuple[str, ...]:
         """Names by which entries of `llms` may call the trained model, of which the first that any has counts."""
         return ()
+
+    def prepare_restarts(self) -> Callable[[], None]:
+        """Starts what the processes of a run with `--restarts` share; the result waits for it, before the first fork.
+
+        It must leave no further thread in this process.
+        """
+        return lambda: None
 
 
 class CallMatch(Block):

@@ -50,6 +50,13 @@ def test_siblings_that_do_not_fit_one_batch_repeat_their_prefix():
     assert make_micro_batches(family, 14) == [[0, 1, 2, 3], [4, 5]]
 
 
+def test_siblings_of_a_prompt_that_fills_a_batch_share_it_nevertheless():
+    """Prefix 20 of at most 24 tokens, suffixes of 4: three rows in 20 + 12 tokens, instead of one in 24."""
+    family = [sample([1] * 20, [2, 3, 4, n]) for n in range(5)]
+    assert make_micro_batches(family, 24) == [[0, 1, 2], [3, 4]]
+    assert make_micro_batches(family, 24, share=False) == [[0], [1], [2], [3], [4]]
+
+
 def test_a_short_prompt_is_not_worth_a_second_pass():
     """Prefix 1, suffixes of 20: 41 tokens shared, 42 as rows."""
     assert collate([sample([1], range(20)), sample([1], range(20))]).prefixes is not None
@@ -127,7 +134,7 @@ def test_a_pair_stays_together_in_a_family_that_is_split():
     family = [sample([1, 2, 3, 4, 5, 6], [7, 8 + n]) for n in range(5)]
     pair("p", family[0], family[3])
     assert make_micro_batches(family, 12) == [[0, 3, 1], [2, 4]]
-    assert make_micro_batches(family, 8) == [[0, 3], [1], [2], [4]]
+    assert make_micro_batches(family, 8) == [[0, 3], [1, 2], [4]]
 
 
 def test_the_pairs_of_a_batch_name_the_preferred_row_first():

@@ -86,6 +86,7 @@ def make_micro_batches(
 ) -> list[list[int]]:
     """Returns the samples' indices in micro-batches of at most `max_tokens` tokens, padding included.
 
+    Siblings of a prompt longer than half of that share it nevertheless, in batches of up to half as many tokens more.
     With `share_stems` a beginning that all prompts have, such as a long system prompt, counts once in a batch; of each
     row only its keys and values count, as a fifth. Siblings stay together where sharing their prefix saves enough, and
     are split only if they do not fit one batch. The other samples join them where that computes fewer tokens; else they
@@ -109,7 +110,7 @@ def make_micro_batches(
     for prefix, members in families.items():
         suffixes = [len(samples[i]) - len(prefix) for i in chain(*members)]
         length = len(prefix) - saved
-        total, size = sum(suffixes), max(1, (max_tokens - length) // max(suffixes))
+        total, size = sum(suffixes), max(1, max(max_tokens - length, max_tokens // 2) // max(suffixes))
         units = [_Unit(length, max(suffixes), part) for part in _split_members(members, size)]
         if share and length + total <= MAX_SHARED_FRACTION * (length * len(suffixes) + total):
             shared += units

@@ -52,13 +52,18 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class SamplerCosts:
-    """Seconds of a sampler: a step, each reply in it, each token of their contexts, each token of a new prompt."""
+    """Seconds of a sampler: a step, each reply in it, each token of their contexts, each token of a new prompt.
+
+    Attributes:
+        call_s: What a request takes of it beside these, such as a worker's share of a call of Ray.
+    """
 
     step_s: float
     sequence_s: float
     prompt_token_s: float
     context_token_s: float = 0.0
     slots: int = 64  # replies at a time; the others wait
+    call_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +265,7 @@ class SimulatedSampler:
         episode = f"episode {reply.episode.number}"
         new = max(0, reply.context - max(self.cached.get(episode, 0), self.cached.get(prompt, 0)))
         self.num_prompt_tokens += new
-        self.delay(new * self.costs.prompt_token_s)
+        self.delay(new * self.costs.prompt_token_s + self.costs.call_s)
         self.cached[episode] = reply.context + reply.num_tokens
         if reply.episode.turn == 0:
             self.cached[prompt] = reply.context

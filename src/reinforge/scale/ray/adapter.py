@@ -80,6 +80,14 @@ class RayAdapterConfig(TrainerAdapterConfig, name="ray"):
             raise ValueError(f"min_workers ({self.min_workers}) is more than num_workers ({self.num_workers})")
         return self
 
+    def prepare_restarts(self) -> Callable[[], None]:
+        """Starts Ray on this machine, unless it runs elsewhere, so that a run which continues finds it."""
+        if self.address is not None or check_ray(None):
+            return super().prepare_restarts()
+        from reinforge.scale.ray.held_cluster import hold_cluster
+
+        return hold_cluster(self.num_workers, self.resources_per_worker)
+
 
 class RayAdapter(LocalAdapter):
     """Runs jobs like the local adapter, on an engine that is made of Ray workers.

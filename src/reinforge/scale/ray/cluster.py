@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reinforge.engine.packages import is_installed
 from reinforge.errors import BackendUnavailable, Problem, boundary
+
+logger = logging.getLogger(__name__)
 
 INSTALL = 'pip install "reinforge[ray]" (in a checkout: pip install -e ".[ray]")'
 TOKEN_SETTINGS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -28,6 +30,16 @@ NICENESS = "RAY_worker_niceness"
 ROUNDING = 1e-6  # 0.3 GPU hold three workers of 0.1 each
 
 TOKEN = secrets.token_hex(32)  # of the clusters that this process starts, one after the other
+
+
+class HeldCluster(NamedTuple):
+    """A cluster that another process has started for this one; see `held_cluster`."""
+
+    address: str  # empty: it could not be started
+    process: Any  # that has it; kept, since it ends with its standard input
+
+
+held: HeldCluster | None = None
 
 
 def check_ray(address: str | None) -> list[Problem]:
@@ -128,6 +140,13 @@ def _connect(address: str | None, num_workers: int, resources: Mapping[str, floa
             return False
         _refresh_token()
         logging.getLogger("ray").setLevel(logging.ERROR)  # a worker that dies is in our own log
+        if address is None and held is not None and held.address:
+            try:
+                ray.init(**_choose_options(held.address, num_workers, resources))
+                return True
+            except (ConnectionError, RuntimeError, TimeoutError) as error:
+                logger.warning("the cluster of the run before is gone; another one starts: %s", error)
+                ray.shutdown()
         ray.init(**_choose_options(address, num_workers, resources))
         return True
 
