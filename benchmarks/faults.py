@@ -56,12 +56,13 @@ RESTARTS, POLL_S = 100, 0.05
 WORKER = "ray::EngineWorker"
 """How the title of a worker's process begins."""
 COUNTING = """
-import os, sys
+import contextlib, os, sys
 from reinforge.rollout.models.policy_llm import PolicyLLM
 received, sample = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND), PolicyLLM.sample
 async def sample_and_count(llm, request):
     reply = await sample(llm, request)
-    os.write(received, b"%d\\n" % reply.num_completion_tokens)
+    with contextlib.suppress(OSError):  # the disk is full
+        os.write(received, b"%d\\n" % reply.num_completion_tokens)
     return reply
 PolicyLLM.sample = sample_and_count
 from reinforge.cli import main
@@ -179,10 +180,14 @@ class Striker:
             return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def find_driver(self, waiting: int) -> int | None:
-        """Returns the process of the run, which the waiting one has forked, and notes when a new one began."""
+        """Returns the process of the run, which the waiting one has forked, and notes when a new one began.
+
+        The waiting process may have another child, which holds a Ray cluster.
+        """
         with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(waiting).children():
-                if child.status() != psutil.STATUS_ZOMBIE:
+            parent = psutil.Process(waiting)
+            for child in parent.children():
+                if child.status() != psutil.STATUS_ZOMBIE and child.cmdline() == parent.cmdline():
                     if child.pid not in self._drivers:
                         self._drivers.append(child.pid)
                         self.run.starts.append(child.create_time())

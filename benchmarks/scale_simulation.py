@@ -223,8 +223,12 @@ def measure_sampler(size: str) -> SamplerCosts:
 
 
 async def measure_steps(policy: Any, num_samplers: int, clock: Callable[[], float]) -> SamplerCosts:
-    """Returns the seconds of a step, of a reply in it, of a token of a prompt, and of a request beside them."""
-    rng, few, many, tokens = random.Random(0), 1, 128, 48
+    """Returns the seconds of a step, a reply in it, a token of its context, one of a prompt, and a request beside them.
+
+    Replies of one token against longer ones say what a step takes, few of these against many a reply, and long prompts
+    against short ones a token.
+    """
+    rng, few, many, tokens, short, long = random.Random(0), 1, 256, 48, 8, 200
 
     async def best(count: int, prompt: int, tokens: int) -> float:
         """Returns the least seconds of so many replies for each sampler."""
@@ -243,13 +247,25 @@ async def measure_steps(policy: Any, num_samplers: int, clock: Callable[[], floa
             found.append(clock() - started)
         return min(found)
 
+    async def measure_step(count: int, prompt: int, first_s: float) -> float:
+        return (await best(count, prompt, tokens) - first_s) / (tokens - 1)
+
     await best(4, 16, 16)  # warms up
-    short = {count: await best(count, 8, 1) for count in (few, many)}
-    steps = {count: (await best(count, 8, tokens) - short[count]) / (tokens - 1) for count in (few, many)}
-    sequence_s = max(0.0, (steps[many] - steps[few]) / (many - few))
-    prompt_token_s = max(1e-9, (await best(4, 400, 1) - await best(4, 8, 1)) / (4 * 392))
-    beside_s = (short[many] - short[few]) / (many - few) - sequence_s - 8 * prompt_token_s
-    return SamplerCosts(max(1e-6, steps[few] - sequence_s), sequence_s, prompt_token_s, call_s=max(0.0, beside_s))
+    first = {
+        (count, prompt): await best(count, prompt, 1) for count, prompt in ((few, short), (many, short), (many, long))
+    }
+    steps = {each: await measure_step(*each, seconds) for each, seconds in first.items()}
+    context_s = max(0.0, (steps[many, long] - steps[many, short]) / (many * (long - short)))
+    sequence_s = max(0.0, (steps[many, short] - steps[few, short]) / (many - few))
+    prompt_s = max(1e-9, (first[many, long] - first[many, short]) / (many * (long - short)))
+    beside_s = (first[many, short] - first[few, short]) / (many - few) - sequence_s - short * prompt_s
+    return SamplerCosts(
+        max(1e-6, steps[few, short] - sequence_s),
+        max(0.0, sequence_s - context_s * (short + tokens / 2)),
+        prompt_s,
+        context_s,
+        call_s=max(0.0, beside_s),
+    )
 
 
 def measure_driver() -> tuple[float, float, float]:

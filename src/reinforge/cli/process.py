@@ -21,6 +21,9 @@ LEAVE_S = 5.0  # seconds that threads of an agent may keep the process from exit
 
 OUTPUT, ERRORS = 1, 2
 
+parting: int | None = None
+"""A pipe to which a process writes that it ends by itself; a library may end it before, as Ray does with code 1."""
+
 
 class TolerantFile(io.FileIO):
     """A file that drops what cannot be written, so that a full disk or a closed pipe does not stop the work."""
@@ -123,6 +126,9 @@ def leave(code: int, *, at_once: bool = False) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     kill_descendants()
+    if parting is not None:
+        with contextlib.suppress(OSError):
+            os.write(parting, b".")
     if at_once:
         os._exit(code)
     main = threading.main_thread()

@@ -5,7 +5,8 @@
             its child: the run; killed -> the next child resumes it, without importing anything again
 
 A run is continued where another attempt may end otherwise: after a signal that it was not sent through the waiting
-process (such as the kernel's, when memory is used up), and after exit code 4, a failure of its environment.
+process (such as the kernel's, when memory is used up), after exit code 4, a failure of its environment, and where a
+library has ended the process, as Ray does once its cluster is gone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from reinforge.cli import process
 from reinforge.cli.output import say
 from reinforge.errors import BackendError, ConfigError, Problem
 from reinforge.trainer.shutdown import SIGNALS
@@ -52,20 +54,28 @@ class Keeper:
         handlers = {each: signal.signal(each, self._forward) for each in heard}
         while True:
             gc.freeze()  # a collection in the child would copy all pages
-            parent = os.getpid()
+            parent, (reader, writer) = os.getpid(), os.pipe()
             if (child := os.fork()) == 0:
+                os.close(reader)
+                process.parting = writer
                 for each, handler in handlers.items():
                     signal.signal(each, handler)
                 _follow(parent)
                 return number == 0
+            os.close(writer)
             self.child = child
             code, number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), number + 1
             self.child = None
+            was_ended = _read(reader) == b"" and 0 <= code < 128  # by a library; above, by a second signal
             reached = self.count_progress()
             failures, progress = 1 if reached > progress else failures + 1, reached
-            if self.stopped_by is not None or (code >= 0 and code != BackendError.exit_code):
+            if self.stopped_by is not None or (code >= 0 and not was_ended and code != BackendError.exit_code):
                 break
-            why = f"was killed by {signal.Signals(-code).name}" if code < 0 else "failed because of its environment"
+            why = "failed because of its environment"
+            if code < 0:
+                why = f"was killed by {signal.Signals(-code).name}"
+            elif was_ended:
+                why = f"was ended by a library, with exit code {code}"
             if failures > self.limit:
                 say(f"the run {why}, {failures} times without progress; it is not continued", err=True)
                 break
@@ -87,6 +97,17 @@ class Keeper:
         while self.stopped_by is None and time.monotonic() < end:
             time.sleep(POLL_S)
         return self.stopped_by is None
+
+
+def _read(pipe: int) -> bytes:
+    """Returns what a pipe has, and closes it; what the child has left behind may still have its other end."""
+    os.set_blocking(pipe, False)
+    try:
+        return os.read(pipe, 1)
+    except BlockingIOError:
+        return b""
+    finally:
+        os.close(pipe)
 
 
 def _follow(parent: int) -> None:

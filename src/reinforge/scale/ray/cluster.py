@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import secrets
+import select
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -37,6 +38,10 @@ class HeldCluster(NamedTuple):
 
     address: str  # empty: it could not be started
     process: Any  # that has it; kept, since it ends with its standard input
+
+    def is_there(self) -> bool:
+        """Returns False once that process has ended, and with it its output; a fork cannot wait for it."""
+        return bool(self.address) and not select.select([self.process.stdout], [], [], 0)[0]
 
 
 held: HeldCluster | None = None
@@ -140,7 +145,7 @@ def _connect(address: str | None, num_workers: int, resources: Mapping[str, floa
             return False
         _refresh_token()
         logging.getLogger("ray").setLevel(logging.ERROR)  # a worker that dies is in our own log
-        if address is None and held is not None and held.address:
+        if address is None and held is not None and held.is_there():
             try:
                 ray.init(**_choose_options(held.address, num_workers, resources))
                 return True
