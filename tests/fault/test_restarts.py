@@ -147,7 +147,7 @@ def test_a_run_continues_on_another_cluster_if_its_own_is_gone(make_toy):
     )
     holder.kill()
     assert child.wait() == 0, child.said
-    assert "the run was ended by a library, with exit code 1; it continues" in child.said
+    assert "the run was stopped by a library, with exit code 1; it continues" in child.said
 
 
 @needs_ray

@@ -75,7 +75,7 @@ class Keeper:
             if code < 0:
                 why = f"was killed by {signal.Signals(-code).name}"
             elif was_ended:
-                why = f"was ended by a library, with exit code {code}"
+                why = f"was stopped by a library, with exit code {code}"
             if failures > self.limit:
                 say(f"the run {why}, {failures} times without progress; it is not continued", err=True)
                 break
