@@ -40,7 +40,7 @@ class HeldCluster(NamedTuple):
     process: Any  # that has it; kept, since it ends with its standard input
 
     def is_there(self) -> bool:
-        """Returns False once that process has ended, and with it its output; a fork cannot wait for it."""
+        """Returns False once that process has exited, which closes its output; a fork cannot wait for it."""
         return bool(self.address) and not select.select([self.process.stdout], [], [], 0)[0]
 
 
