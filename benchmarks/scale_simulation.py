@@ -230,8 +230,8 @@ async def measure_steps(policy: Any, num_samplers: int, clock: Callable[[], floa
     """
     rng, few, many, tokens, short, long = random.Random(0), 1, 256, 48, 8, 200
 
-    async def best(count: int, prompt: int, tokens: int) -> float:
-        """Returns the least seconds of so many replies for each sampler."""
+    async def average(count: int, prompt: int, tokens: int) -> float:
+        """Returns the mean seconds of so many replies for each sampler."""
         found = []
         for _ in range(3):
             requests = [
@@ -245,14 +245,15 @@ async def measure_steps(policy: Any, num_samplers: int, clock: Callable[[], floa
             started = clock()
             await asyncio.gather(*map(policy.sample, requests))
             found.append(clock() - started)
-        return min(found)
+        return statistics.fmean(found)
 
     async def measure_step(count: int, prompt: int, first_s: float) -> float:
-        return (await best(count, prompt, tokens) - first_s) / (tokens - 1)
+        return (await average(count, prompt, tokens) - first_s) / (tokens - 1)
 
-    await best(4, 16, 16)  # warms up
+    await average(4, 16, 16)  # warms up
     first = {
-        (count, prompt): await best(count, prompt, 1) for count, prompt in ((few, short), (many, short), (many, long))
+        (count, prompt): await average(count, prompt, 1)
+        for count, prompt in ((few, short), (many, short), (many, long))
     }
     steps = {each: await measure_step(*each, seconds) for each, seconds in first.items()}
     context_s = max(0.0, (steps[many, long] - steps[many, short]) / (many * (long - short)))

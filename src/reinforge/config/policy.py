@@ -93,8 +93,9 @@ class BatchConfig(Block):
     micro_batch_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Maximum tokens per forward pass, padding included; null: 8,192, on a CPU 4,096, or as many as fit "
-        "a quarter of its memory. Affects memory use and rounding, not the result.",
+        description="Maximum tokens per forward pass, padding included, or half as many beside a prompt that siblings "
+        "share; null: 8,192, on a CPU 4,096, or as many as fit a quarter of its memory. Affects memory use and "
+        "rounding, not the result.",
     )
 
 
