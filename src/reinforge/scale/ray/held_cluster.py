@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from reinforge.scale.ray import cluster
 
@@ -34,9 +35,10 @@ def hold_cluster(num_workers: int, resources: Mapping[str, float]) -> Callable[[
     stdin, stdout = process.stdin, process.stdout
     assert stdin is not None
     assert stdout is not None  # both are pipes
-    json.dump({"token": cluster.TOKEN, "num_workers": num_workers, "resources": dict(resources)}, stdin)
-    stdin.write("\n")
-    stdin.flush()
+    settings = {"token": cluster.TOKEN, "num_workers": num_workers, "resources": dict(resources)}
+    with suppress(OSError):  # it has failed already
+        stdin.write(json.dumps(settings) + "\n")
+        stdin.flush()
 
     def wait() -> None:
         cluster.held = cluster.HeldCluster(stdout.readline().strip(), process)
