@@ -63,7 +63,7 @@ def train(
     from trl import GRPOConfig, GRPOTrainer
 
     logging.set_verbosity_error()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     by_id = {item.id: item for item in items}
 
     def rewards(completions: list[Any], item: list[str], **_: Any) -> list[float]:
@@ -74,7 +74,7 @@ def train(
     def evaluate(model: Any) -> float:
         chats = [judge.show(item) for item in select]
         inputs = tokenizer.apply_chat_template(
-            chats, add_generation_prompt=True, padding=True, padding_side="left", return_tensors="pt", return_dict=True
+            chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
         )
         was_training = model.training
         model.eval()
