@@ -20,10 +20,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import statistics
 import sys
 import time
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,12 @@ class Load:
             self.parts.append((began, time.perf_counter(), reply.num_completion_tokens))
 
     async def end(self) -> None:
-        """Ends when the replies in flight have ended."""
+        """Cancels the replies in flight; raises what made one fail."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for found in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if not isinstance(found, asyncio.CancelledError):
+                raise found
 
     def count(self, since: float, until: float) -> float:
         """Returns the tokens that were sampled in a time, of the replies that have ended."""
@@ -103,7 +105,7 @@ async def measure(policy: Any, args: argparse.Namespace) -> None:
     low, high = min(seconds), max(seconds)
     print(
         f"    {rate:6.0f} tokens/s without publishing; a version is served after {low:.2f} / "
-        f"{sorted(seconds)[len(seconds) // 2]:.2f} / {high:.2f} s and costs {lost:.0f} tokens ({lost / rate:.2f} s)",
+        f"{statistics.median(seconds):.2f} / {high:.2f} s and costs {lost:.0f} tokens ({lost / rate:.2f} s)",
         flush=True,
     )
 
@@ -119,14 +121,14 @@ async def measure_mismatch(adapter: LocalAdapter, args: argparse.Namespace) -> N
     samples = [make_sample(each, float(rng.choice([-1.0, 1.0]))) for each in tokens]
     recorded = np.concatenate([each.logprobs for each in tokens])
 
-    def train(job: int) -> None:
+    def train() -> None:
         engine.begin_job()
         engine.update(samples, LossSpec("clipped_pg"), progress_start=0.0, progress_end=0.1)
         engine.end_job()
 
     for job in range(NUM_JOBS + 1):
         if job:
-            await run_in_daemon_thread(partial(train, job), "job")
+            await run_in_daemon_thread(train, "job")
         scored = await policy.score([[*each.prompt_token_ids, *each.token_ids] for each in tokens])
         learner = np.concatenate([row[-len(each.token_ids) :] for row, each in zip(scored, tokens, strict=True)])
         difference = np.abs(learner - recorded)

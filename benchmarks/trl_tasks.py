@@ -32,7 +32,8 @@ class Judge:
             task = self.source.create()
             await task.reset(item, 0)
             found = await task.step(Reply(text))
-            return float(found.reward or 0.0), bool(found.info["solved"])
+            assert found.reward is not None  # the first step is the last
+            return float(found.reward), bool(found.info["solved"])
 
         return asyncio.run(play())
 

@@ -403,6 +403,16 @@ def fail_once_with(error):
     return partial(_fail_once_with, error)
 
 
+def stop_once():
+    """Removes no safety: a library ends the first process of the run, as Ray does."""
+    _fail_once_with(None)
+
+
+def stop_once_unnoticed():
+    stop_once()
+    restarts._read = lambda pipe: os.close(pipe) or b"."
+
+
 def _fail_once_with(error):
     run_config = run.run_config
 
@@ -410,6 +420,8 @@ def _fail_once_with(error):
         if os.path.exists("failed"):
             return run_config(*arguments)
         open("failed", "w").close()
+        if error is None:
+            os._exit(1)
         raise error
 
     run.run_config = failing

@@ -59,6 +59,20 @@ def test_a_run_whose_environment_fails_is_tried_again(toy, whole):
 
 
 @pytest.mark.slow
+def test_a_run_that_a_library_stops_is_tried_again(toy, whole):
+    child = toy.start("--restarts", "1", mutation=mutations.stop_once)
+    assert child.wait() == 0, child.said
+    assert "the run was stopped by a library, with exit code 1; it continues" in child.said
+    assert differences(toy.run, whole.run) == []
+
+
+@pytest.mark.fault
+def test_a_process_that_does_not_say_that_it_leaves_would_be_taken_for_a_failed_one(toy):
+    """Mutation check."""
+    assert toy.start("--restarts", "1", mutation=mutations.stop_once_unnoticed).wait() == 1
+
+
+@pytest.mark.slow
 def test_any_other_failure_is_final(toy):
     child = toy.start("--restarts", "3", mutation=mutations.fail_once_with(ValueError("a bug")))
     assert child.wait() == 1
