@@ -61,7 +61,7 @@ failed = wait(jobs.create(model=base, training_file=bad.id))
 assert (failed.status, failed.error.code) == ("failed", "invalid_training_file"), failed.error
 assert "line 25" in failed.error.message, failed.error.message
 
-long = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 5000}}}
+long = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 1000}}}
 doomed = jobs.create(model=base, training_file=uploaded.id, method=long, metadata={"kind": "doomed"})
 hyperparameters = {"n_epochs": 12, "batch_size": 4, "learning_rate_multiplier": 4}
 method = {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}}

@@ -184,6 +184,22 @@ async def test_integrations_are_ignored_with_a_warning(server, client):
     assert not any(b"canary-7" in file.read_bytes() for file in files)
 
 
+def pair(preferred, non_preferred):
+    replies = {"preferred_output": preferred, "non_preferred_output": non_preferred}
+    asked = {"input": {"messages": ASKED}}
+    return asked | {name: [{"role": "assistant", "content": text}] for name, text in replies.items()}
+
+
+async def test_pairs_of_equal_replies_are_left_out_with_a_warning(server, client):
+    """The trainers of neural-interactive-proofs pair sampled messages, and equal ones may lead to different rewards."""
+    job = await create(client, [pair("a", "b"), pair("a", "a"), pair("b", "a")], method={"type": "dpo"})
+    assert (await server.wait(job.id)).error is None
+    [warning] = [each async for each in client.fine_tuning.jobs.list_events(job.id) if each.level == "warn"]
+    assert warning.message == f"1 of 3 pairs in {job.training_file} are left out: equal replies"
+    job = await create(client, [pair("a", "a")] * 3, method={"type": "dpo"})
+    assert "are the same in every row" in (await server.wait(job.id)).error.message
+
+
 async def test_a_field_that_a_grader_reads_after_the_answers_json_is_checked_too(server, client):
     template = "{{sample.output_json.city}} in {{item.country}}"
     method = {"type": "reinforcement", "reinforcement": {"grader": string_check(input=template, reference="x")}}

@@ -39,7 +39,7 @@ from reinforge.protocols.openai.server.records import (
     JobState,
 )
 from reinforge.protocols.openai.server.request import read_grader
-from reinforge.protocols.openai.server.store import IllegalTransition, JobStore
+from reinforge.protocols.openai.server.store import IllegalTransition, JobStore, make_event
 from reinforge.protocols.openai.server.training_rows import prepare_rows, show_rows
 from reinforge.rollout.isolation.processes import kill_group
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
@@ -217,13 +217,18 @@ class FineTuningRunner:
         training = target.parent / TRAINING_ROWS if param == "validation_file" else None
         try:
             self.store.find_file(file_id)
-            return prepare_rows(self.contents.path(file_id), target, job.method_type, grader, training)
+            source = self.contents.path(file_id)
+            num_rows, num_left_out = prepare_rows(source, target, job.method_type, grader, training)
         except UnknownObject as error:
             raise JobFailure(code, str(error), param) from None
         except ConfigError as error:
             count = len(error.problems)
             head = f"the file {file_id} has {count} problems:\n" if count > 1 else f"the file {file_id}: "
             raise JobFailure(code, f"{head}{error}", param) from None
+        if num_left_out:
+            message = f"{num_left_out} of {num_rows + num_left_out} pairs in {file_id} are left out: equal replies"
+            self.store.add_events(job.id, [make_event(job.id, f"{param}-left-out", message, "warn")])
+        return num_rows
 
     async def _run(self, job: FineTuningJob) -> None:
         # the operator may have turned graders in Python off since the job was queued

@@ -36,24 +36,34 @@ Check = Callable[[Any], None]
 
 def prepare_rows(
     source: Path, target: Path, method: str, grader: Grader | None = None, training: Path | None = None
-) -> int:
-    """Checks the rows of a file, those to hold out also against `training`, and writes them as a job reads them."""
+) -> tuple[int, int]:
+    """Checks the rows of a file, those to hold out also against `training`, and writes them as a job reads them.
+
+    Pairs of equal replies are left out: their gradients cancel, and clients that pair sampled replies write some.
+
+    Returns:
+        The number of rows that are written, and of those left out.
+    """
     try:
-        values = [row.value for row in _read_checked_rows(source, CHECKS[method], grader, training)]
+        rows, num_equal = _read_checked_rows(source, CHECKS[method], grader, training)
     except ConfigError as error:
         lines = [(each, each.location.removeprefix(str(source)).lstrip(":")) for each in error.problems]
         named = [replace(each, location=f"line {line}" if line else "") for each, line in lines]
         raise ConfigError(named) from None
+    values = [row.value for row in rows]
     if method == "reinforcement":
         values = [
             {ROW_ID: str(number), PROMPT: value["messages"], ROW: value} for number, value in enumerate(values, 1)
         ]
     replace_file(target, "".join(json.dumps(value) + "\n" for value in values))
-    return len(values)
+    return len(values), num_equal
 
 
-def _read_checked_rows(source: Path, check: Check, grader: Grader | None, training: Path | None) -> list[Row]:
-    problems, rows = RowProblems(), list[Row]()
+def _read_checked_rows(
+    source: Path, check: Check, grader: Grader | None, training: Path | None
+) -> tuple[list[Row], int]:
+    """Returns the rows, without pairs of equal replies, and the number of these."""
+    problems, rows, num_equal = RowProblems(), list[Row](), 0
     trained, held_out = set() if training is None else _read_contents(training), set[str]()
     for row in read_jsonl_rows(TextRows(source, RowLimits()), problems):
         try:
@@ -62,17 +72,22 @@ def _read_checked_rows(source: Path, check: Check, grader: Grader | None, traini
                 check_references(grader, row.value)
         except (InvalidRowError, TemplateError) as error:
             problems.add(row.location, str(error))
+        else:
+            if check is _check_preference and row.value["preferred_output"] == row.value["non_preferred_output"]:
+                num_equal += 1
+                continue
         rows.append(row)
         if training is not None:
             held_out.add(content := _format_content(row.value))
             if content in trained:
                 problems.add(row.location, "the row is also in the training file; remove it from one of the two")
     if not rows and not problems.problems:
-        problems.add("", "the file has no rows")
+        equal = "preferred_output and non_preferred_output are the same in every row"
+        problems.add("", equal if num_equal else "the file has no rows")
     elif len(held_out) == 1:
         problems.add("", "a validation file needs at least two rows that differ; add some, or leave the file out")
     problems.raise_all()
-    return rows
+    return rows, num_equal
 
 
 def _read_contents(path: Path) -> set[str]:
@@ -117,8 +132,6 @@ def _check_preference(row: Any) -> None:
         if [message["role"] for message in messages] != ["assistant"]:
             raise InvalidRowError(f"{name}: expected one assistant message")
     parse_demonstrations(row, "openai preference")
-    if row["preferred_output"] == row["non_preferred_output"]:
-        raise InvalidRowError("preferred_output and non_preferred_output are the same")
 
 
 def _check_prompt(row: Any) -> None:
