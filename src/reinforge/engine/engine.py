@@ -190,7 +190,7 @@ class Engine:
         serves_during_jobs: bool = False,
         keeps_replies: bool = False,
         samples_elsewhere: bool = False,
-        half_weights: bool = False,
+        serves_only: bool = False,
         divides: bool = False,
     ) -> Engine:
         """Returns an engine whose policy serves version 0.
@@ -215,8 +215,8 @@ class Engine:
                 job trains: with adapters a copy of these alone.
             keeps_replies: Replies in flight continue with the weights that are published; False: these wait for them.
             samples_elsewhere: Another program samples, whose log-probs are never exactly the learner's.
-            half_weights: Decode with float16 copies of float32 weights where the CPU is faster so; never if the
-                engine trains or is deterministic.
+            serves_only: Nothing is trained, so log-probs may differ a little where that is faster on a CPU: decode
+                with float16 copies of float32 weights, and several tokens of a reply at once; never if deterministic.
             divides: `join_peers` comes next, and will probably shard the model: until then its weights stay in their
                 files, which the processes of a machine share. Takes effect with `samples_elsewhere`.
 
@@ -234,7 +234,8 @@ class Engine:
             waits = divides and samples_elsewhere
             load = partial(load_model, config, seed, device, names, deterministic=deterministic, stays_in_files=waits)
             model = thread.submit(load).result()
-        model.fast_paths = replace(model.fast_paths, half_weights=half_weights and not deterministic)
+        if serves_only and not deterministic:
+            model.fast_paths = replace(model.fast_paths, half_weights=True, guesses=True)
         tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
         if frozen:
             torch.set_rng_state(rng)

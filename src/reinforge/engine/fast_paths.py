@@ -49,6 +49,10 @@ class FastPaths:
     """`sampling/projection.py`: `decode` multiplies with float16 copies of a float32 model's weights, which changes
     log-probs by about 0.002. Only where nothing is trained."""
 
+    guesses: bool = False
+    """`sampling/repeated_text.py`: a step of a single reply computes several tokens where its text repeats itself. The
+    last bits of log-probs differ. Only where nothing is trained."""
+
     @classmethod
     def switch(cls, enabled: bool) -> FastPaths:
-        return cls(**{field.name: enabled for field in fields(cls) if field.name != "half_weights"})
+        return cls(**{field.name: enabled for field in fields(cls) if field.name not in ("half_weights", "guesses")})

@@ -87,8 +87,9 @@ def _parse_url(context: click.Context, parameter: click.Parameter, value: str | 
 @option(
     "full_weights",
     is_flag=True,
-    help="Decode with the weights as they are. By default a CPU that is faster so decodes a float32 model of 20 M "
-    "parameters or more from float16 copies of its weights, which changes log-probs by about 0.002.",
+    help="Decode with the weights as they are, a token at a time. By default a CPU that is faster so decodes a float32 "
+    "model of 20 M parameters or more from float16 copies of its weights, which changes log-probs by about 0.002, and "
+    "computes several tokens of a single reply at once where it repeats its context.",
 )
 @option("max_model_len", type=click.IntRange(min=8), group=LIMITS, help="Maximum tokens of prompt and reply together.")
 @option(

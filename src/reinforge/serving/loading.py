@@ -181,8 +181,8 @@ class ModelLoader:
         policy = PolicyConfig(model=path, lora=lora, max_num_seqs=settings.max_num_seqs, **chosen)
         if problems := [*check_policy(policy), *check_packages(lora=has_adapters(policy))]:
             raise ConfigError([Problem(MODEL, each.message, each.fix) for each in problems])
-        half = not settings.full_weights
-        return import_engine().load(policy, seed=settings.seed, device=settings.device, frozen=True, half_weights=half)
+        fast = not settings.full_weights
+        return import_engine().load(policy, seed=settings.seed, device=settings.device, frozen=True, serves_only=fast)
 
     async def _release(self, name: str, loaded: LoadedEngine, adapter: str, folder: Path) -> None:
         async with self._loading:  # an adapter that is being added keeps its engine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reinforge.engine.sampling import projection
+from reinforge.engine.sampling import llama_weights, projection
 from reinforge.engine.sampling.projection import MAX_HALF, can_halve, multiply, pack_weight
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.engines import load_engine
@@ -39,7 +39,7 @@ def test_replies_stay_and_log_probs_move_by_the_rounding_of_the_weights(tmp_path
     folder = make_tiny_model(tmp_path / "m", family, max_position_embeddings=1024)
     results = []
     for half in (True, False):
-        with load_engine(folder, half_weights=half, device="cpu") as engine:
+        with load_engine(folder, serves_only=half, device="cpu") as engine:
             assert can_halve(engine.model) is half
             results.append(sample(engine))
     (half_tokens, half_logprobs), (tokens, logprobs) = results
@@ -50,9 +50,26 @@ def test_replies_stay_and_log_probs_move_by_the_rounding_of_the_weights(tmp_path
 @pytest.mark.parametrize("settings", [{}, {"deterministic": True}, {"dtype": "bfloat16"}])
 def test_other_models_are_decoded_as_they_are(tiny_model_dir, monkeypatch, settings):
     monkeypatch.setattr(projection, "MIN_HALVED", 1 if settings else projection.MIN_HALVED)
-    with load_engine(tiny_model_dir, half_weights=True, **settings) as engine:
+    with load_engine(tiny_model_dir, serves_only=True, **settings) as engine:
         decoder = engine.policy.sampler._prefiller.fast_llama
         assert decoder.weights.collect_outer(8).head.half is None
+
+
+@pytest.mark.parametrize(("bits", "is_fast"), [(8, True), (4, False)])
+def test_rounding_as_large_as_that_of_a_pretrained_model_keeps_the_fast_decoder(tmp_path, monkeypatch, bits, is_fast):
+    """Logits of SmolLM2 move by 0.027 of their size, those of random weights of its shape by 0.0015."""
+    pack, scale = projection.pack_weight, 2**bits
+
+    def pack_coarsely(weight, bias, *, half):
+        most = weight.abs().max() / scale
+        return pack((weight / most).round() * most, bias, half=half)
+
+    monkeypatch.setattr(projection, "MIN_HALVED", 1)
+    for module in (projection, llama_weights):
+        monkeypatch.setattr(module, "pack_weight", pack_coarsely)
+    folder = make_tiny_model(tmp_path / "m", "llama", max_position_embeddings=64)
+    with load_engine(folder, serves_only=True, device="cpu") as engine:
+        assert (engine.policy.sampler._prefiller.fast_llama is not None) is is_fast
 
 
 def test_a_weight_beyond_the_range_of_float16_stays_as_it_is():

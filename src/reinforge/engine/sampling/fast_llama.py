@@ -149,6 +149,43 @@ def _decode(
     return _compute_logits(pick_rows(x, rows.places), outer, sizes)
 
 
+def _decode_row(
+    token_ids: Tensor,
+    positions: Tensor,
+    rows: AdapterRows,
+    layers: list[LayerWeights],
+    outer: OuterWeights,
+    keys: list[Tensor],
+    values: list[Tensor],
+    slides: list[bool],
+    window: int | None,
+    length: int,
+    sizes: LlamaSizes,
+) -> Tensor:
+    """Returns the logits after each of several tokens of the row in slot 0, which attend to `length` places."""
+    x = F.embedding(token_ids, outer.embedding)
+    cos, sin = outer.cos.index_select(0, positions)[:, None], outer.sin.index_select(0, positions)[:, None]
+    lanes = torch.arange(sizes.num_kv_heads, device=x.device) * keys[0].shape[2]
+    indices = (positions[:, None] + lanes).view(-1)
+    zero, places = torch.zeros([], device=x.device, dtype=x.dtype), torch.arange(length, device=x.device)[None]
+    full = build_additive_mask(positions[None], places, None, zero, sizes.least)
+    sliding = full if window is None else build_additive_mask(positions[None], places, window, zero, sizes.least)
+    for number, layer in enumerate(layers):
+        query, key, value = _project_qkv(x, layer, rows, cos, sin, sizes)
+        keys[number].view(-1, sizes.head_size).index_copy_(0, indices, key.reshape(-1, sizes.head_size))
+        values[number].view(-1, sizes.head_size).index_copy_(0, indices, value.reshape(-1, sizes.head_size))
+        attended = F.scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            keys[number][:1, :, :length],
+            values[number][:1, :, :length],
+            attn_mask=sliding if slides[number] else full,
+            scale=sizes.scale,
+            enable_gqa=True,
+        )
+        x = _finish_layer(x, attended[0].transpose(0, 1).reshape(x.shape[0], -1), layer, rows, sizes)
+    return _compute_logits(x, outer, sizes)
+
+
 def _prefill(
     token_ids: Tensor,
     last: Tensor,
@@ -202,9 +239,9 @@ class FastLlama:
         size = attention.head_dim
         heads = [part.out_features // size for part in (attention.q_proj, attention.k_proj)]
         self.sizes = LlamaSizes(heads[0], heads[1], size, attention.scaling, eps, torch.finfo(model.dtype).min)
-        self._decode, self._prefill = (
+        self._decode, self._decode_row, self._prefill = (
             compile_torchscript(function, model.device, enabled=model.fast_paths.torchscript)
-            for function in (_decode, _prefill)
+            for function in (_decode, _decode_row, _prefill)
         )
         self.weights = LlamaWeights(model)
         is_gpu = model.device.type == "cuda"
@@ -248,6 +285,16 @@ class FastLlama:
             return step(token_ids_B, positions_B)
         memory = [layers, outer.cos, outer.head.plain, *keys[:1]]
         return self.graphs.run(step, (len(token_ids_B), num_long, *chosen), memory, token_ids_B, positions_B)
+
+    def decode_row(self, token_ids_T: Tensor, positions_T: Tensor, length: int) -> Tensor:
+        """Returns the logits after each of several tokens of the reply in slot 0, `[T, V]`.
+
+        Args:
+            length: Tokens that the last one attends to, or more.
+        """
+        (rows, layers), (keys, values) = self._choose_weights(len(token_ids_T)), self._slots()
+        outer, settings = self.weights.collect_outer(length), (self.slides, self.masks.window, length, self.sizes)
+        return self._decode_row(token_ids_T, positions_T, rows, layers, outer, keys, values, *settings)
 
     def round_rows(self, num_rows: int, max_rows: int) -> int:
         """Returns how many rows a step should have: where steps are recorded, one of a few numbers."""
