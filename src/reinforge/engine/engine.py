@@ -30,6 +30,7 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
 from reinforge.engine.devices import Destination, is_out_of_memory, repeat_sums
+from reinforge.engine.fast_paths import FOR_SERVING
 from reinforge.engine.jobs import EngineJobs, ServedCopy
 from reinforge.engine.learning_rate import count_weights, fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
@@ -235,7 +236,7 @@ class Engine:
             load = partial(load_model, config, seed, device, names, deterministic=deterministic, stays_in_files=waits)
             model = thread.submit(load).result()
         if serves_only and not deterministic:
-            model.fast_paths = replace(model.fast_paths, half_weights=True, guesses=True)
+            model.fast_paths = replace(model.fast_paths, **dict.fromkeys(FOR_SERVING, True))
         tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
         if frozen:
             torch.set_rng_state(rng)

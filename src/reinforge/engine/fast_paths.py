@@ -13,6 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 
+FOR_SERVING = ("half_weights", "guesses")
+"""Those that change log-probs a little: only on where nothing is trained."""
+
+
 @dataclass(frozen=True, slots=True)
 class FastPaths:
     """Which fast paths are on; chosen when a model is loaded."""
@@ -55,4 +59,4 @@ class FastPaths:
 
     @classmethod
     def switch(cls, enabled: bool) -> FastPaths:
-        return cls(**{field.name: enabled for field in fields(cls) if field.name not in ("half_weights", "guesses")})
+        return cls(**{field.name: enabled for field in fields(cls) if field.name not in FOR_SERVING})
