@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-
 FOR_SERVING = ("half_weights", "guesses")
 """Those that change log-probs a little: only on where nothing is trained."""
 
