@@ -19,6 +19,7 @@ from reinforge.runs.summary import Explanation, RunSummary, describe_resume
 from reinforge.trainer.guards import (
     LEARNING_RATE,
     MAX_CUT,
+    SOLVED,
     SOME_SIGNAL,
     History,
     advise_no_signal,
@@ -30,6 +31,8 @@ FEW_STEPS = 20  # twice the default warmup of 10 steps: with fewer, most steps h
 SMALL_GAIN = 0.05
 """Nats a token by which all jobs together moved log-probs with the advantages (`direction`): 5 % in probability. In
 runs of the bundled models that improved it was 0.5 or more."""
+LAST_EPOCHS, MAX_SPENT = 2, 0.9
+"""If more than this share of the groups had equal rewards in each of so many last epochs, no signal is left."""
 MIN_VALIDATIONS = 3  # with fewer, that the last is the best says nothing about a trend
 MAX_MORE_EXAMPLES = 10  # an effect that needs more than this many times the confirm examples cannot be told from none
 IMPROVE = "`reinforge improve FILE` tries the expected answers, several learning rates, adapters, group sizes"
@@ -107,11 +110,24 @@ def _find_cut(run: RunFigures) -> Explanation | None:
 def _find_no_signal(run: RunFigures) -> Explanation | None:
     share = _mean(row.share_without_signal for row in run.epochs)
     if not share > 1 - SOME_SIGNAL:
-        return None
+        return _find_spent_signal(run)
     expected = next((each.value for each in run.summary.predictions if each.name == SIGNAL), None)
     before = "" if expected is None else f"; preflight expected {1 - expected:.0%}"
     evidence = f"{share:.0%} of the groups have equal rewards, so nothing is learned from them{before}"
     return Explanation("no signal", evidence, advise_no_signal(_mean(row.avg_reward for row in run.epochs)))
+
+
+def _find_spent_signal(run: RunFigures) -> Explanation | None:
+    """Names a model that has come to answer each example in one way, mostly right or mostly wrong."""
+    last = run.epochs[-LAST_EPOCHS:]
+    if len(run.epochs) <= LAST_EPOCHS or not all((row.share_without_signal or 0.0) > MAX_SPENT for row in last):
+        return None
+    shares = [_mean(row.share_without_signal for row in rows) for rows in (run.epochs[:1], last)]
+    told = "at first {:.0%} of the groups had equal rewards, at last {:.0%}: siblings answer alike".format(*shares)
+    reward, rate = _mean(row.avg_reward for row in last), max(row.job.get("lr") or 0.0 for row in run.epochs)
+    was = f" (it was {rate:.2g})" if rate else ""
+    fix = f"lower {LEARNING_RATE}{was}, or set the algorithm's entropy_coef; {IMPROVE}"
+    return Explanation("signal ran out", told, advise_no_signal(reward) if reward >= SOLVED else fix)
 
 
 def _find_other_goal(run: RunFigures) -> Explanation | None:
@@ -131,6 +147,8 @@ def _find_other_goal(run: RunFigures) -> Explanation | None:
 
 
 def _find_short_way(run: RunFigures) -> Explanation | None:
+    if _find_spent_signal(run) is not None:
+        return None  # further epochs would train nothing
     steps, done, rows = run.summary.num_updates, len(run.epochs), run.scored
     gains = [gain for row in run.epochs if isinstance(gain := row.job.get("direction"), float)]
     is_small = 0 < done == len(gains) and sum(gains) * max(1.0, FEW_STEPS / (steps or FEW_STEPS)) < SMALL_GAIN

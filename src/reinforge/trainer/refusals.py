@@ -187,11 +187,15 @@ def refuse_identical(
     if (share == 1.0 and epoch == 0) or epochs >= IDENTICAL_EPOCHS:
         setting = f"finetuning.sampling.temperature is {temperature:g}" if temperature is not None else ""
         setting = setting or "that of the agent or its endpoint: finetuning.sampling has no effect on a remote model"
+        cause = f"temperature 0 ({setting}), a response cache in the agent, or a model whose answers no longer vary"
+        if epoch and temperature:
+            cause = (
+                f"a model whose answers no longer vary at temperature {temperature:g}, or a response cache in the agent"
+            )
         message = (
-            f"{share:.0%} of the groups have identical siblings, so their rewards carry no signal; the cause may be "
-            f"temperature 0 ({setting}), a response cache in the agent, or a model whose answers no longer vary"
+            f"{share:.0%} of the groups have identical siblings, so their rewards carry no signal; the cause may be"
         )
-        raise _exhaust(EvaluationError(message))
+        raise _exhaust(EvaluationError(f"{message} {cause}"))
     return epochs
 
 

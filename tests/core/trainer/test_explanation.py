@@ -88,6 +88,18 @@ def test_no_signal_compares_with_what_preflight_expected():
     assert "harder" in first(finished(), epochs(0.95, 0.95, num_groups_zero_variance=18), FLAT).fix
 
 
+def test_signal_that_ran_out_is_not_called_too_few_steps():
+    """A model that answers always "yes" after a few steps."""
+    rows = [replace(row, num_groups_zero_variance=equal) for row, equal in zip(epochs(), (5, 12, 19, 20), strict=False)]
+    found = list_reasons(finished(steps=8), rows, FLAT, config())
+    assert found[0].reason == "signal ran out"
+    assert found[0].evidence == "at first 25% of the groups had equal rewards, at last 98%: siblings answer alike"
+    assert "lower finetuning.policy.optimizer.learning_rate" in found[0].fix
+    assert "too few steps" not in [each.reason for each in found]
+    rows[2] = replace(rows[2], num_groups_zero_variance=17)
+    assert first(finished(steps=8), rows, FLAT).reason == "too few steps"
+
+
 def test_cut_replies_stand_before_the_signal_that_they_cost():
     rows = epochs(clipped_share=0.5, clipped_avg_reward=0.1, num_groups_zero_variance=18)
     found = list_reasons(finished(), rows, FLAT, config())
