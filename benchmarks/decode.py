@@ -38,6 +38,7 @@ from benchmarks.sides import format_spread
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.sampling import sampler
+from reinforge.engine.sampling.guessing_sampler import GuessingSampler
 from reinforge.types.request import ModelRequest, SamplingParams
 
 STREAM = """
@@ -249,6 +250,7 @@ def compare_guesses(args: argparse.Namespace, folder: str) -> None:
     with ExitStack() as stack:
         engine = load(stack, args, folder, args.dtype, 0, half=True)
         sampling = engine.policy.sampler
+        assert isinstance(sampling, GuessingSampler)
         sampling._eos[:] = False
         for name, text in TASKS.items():
             for temperature in (0.0, 0.7):
@@ -256,7 +258,7 @@ def compare_guesses(args: argparse.Namespace, folder: str) -> None:
                 for number in range(args.pairs + 1):
                     params = SamplingParams(max_tokens=args.new, temperature=temperature, seed=number)
                     request, pair = ModelRequest([{"role": "user", "content": text}], params), list[float]()
-                    for sampling._can_guess in (True, False):
+                    for sampling.can_guess in (True, False):
                         pair.append(
                             measure(
                                 engine, lambda r=request: asyncio.run(engine.policy.sample(r)).num_completion_tokens

@@ -30,7 +30,6 @@ from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
 from reinforge.engine.devices import Destination, is_out_of_memory, repeat_sums
-from reinforge.engine.fast_paths import FOR_SERVING
 from reinforge.engine.jobs import EngineJobs, ServedCopy
 from reinforge.engine.learning_rate import count_weights, fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
@@ -123,7 +122,10 @@ class Engine:
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
         self._served = ServedCopy(model, adapters) if serves_during_jobs else None
-        self._sampler = ReplySampler(
+        sampler_type = ReplySampler
+        if model.fast_paths.serving and model.device.type == "cpu":
+            from reinforge.engine.sampling.guessing_sampler import GuessingSampler as sampler_type
+        self._sampler = sampler_type(
             model if self._served is None else self._served.model,
             ends,
             max_num_seqs=config.max_num_seqs,
@@ -235,8 +237,7 @@ class Engine:
             waits = divides and samples_elsewhere
             load = partial(load_model, config, seed, device, names, deterministic=deterministic, stays_in_files=waits)
             model = thread.submit(load).result()
-        if serves_only and not deterministic:
-            model.fast_paths = replace(model.fast_paths, **dict.fromkeys(FOR_SERVING, True))
+        model.fast_paths = replace(model.fast_paths, serving=serves_only and not deterministic)
         tokenizer, config = load_tokenizer(config), fill_in_learning_rate(config, model, loss)
         if frozen:
             torch.set_rng_state(rng)

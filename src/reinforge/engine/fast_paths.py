@@ -12,9 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-FOR_SERVING = ("half_weights", "guesses")
-"""Those that change log-probs a little: only on where nothing is trained."""
-
 
 @dataclass(frozen=True, slots=True)
 class FastPaths:
@@ -48,14 +45,10 @@ class FastPaths:
     garbage_collection: bool = True
     """`garbage_collection.py`: Python collects garbage less often during a run. Off: Python's own thresholds."""
 
-    half_weights: bool = False
-    """`sampling/projection.py`: `decode` multiplies with float16 copies of a float32 model's weights, which changes
-    log-probs by about 0.002. Only where nothing is trained."""
-
-    guesses: bool = False
-    """`sampling/repeated_text.py`: a step of a single reply computes several tokens where its text repeats itself. The
-    last bits of log-probs differ. Only where nothing is trained."""
+    serving: bool = False
+    """Only where nothing is trained, since log-probs differ: float16 copies of weights (`sampling/projection.py`), and
+    several tokens of a reply in one step (`sampling/guessing_sampler.py`)."""
 
     @classmethod
     def switch(cls, enabled: bool) -> FastPaths:
-        return cls(**{field.name: enabled for field in fields(cls) if field.name not in FOR_SERVING})
+        return cls(**{field.name: enabled for field in fields(cls) if field.name != "serving"})

@@ -189,13 +189,9 @@ def refuse_identical(
         setting = setting or "that of the agent or its endpoint: finetuning.sampling has no effect on a remote model"
         cause = f"temperature 0 ({setting}), a response cache in the agent, or a model whose answers no longer vary"
         if epoch and temperature:
-            cause = (
-                f"a model whose answers no longer vary at temperature {temperature:g}, or a response cache in the agent"
-            )
-        message = (
-            f"{share:.0%} of the groups have identical siblings, so their rewards carry no signal; the cause may be"
-        )
-        raise _exhaust(EvaluationError(f"{message} {cause}"))
+            cause = f"a model whose answers do not vary at temperature {temperature:g}, or the agent's response cache"
+        message = f"{share:.0%} of the groups have identical siblings, so their rewards carry no signal"
+        raise _exhaust(EvaluationError(f"{message}; the cause may be {cause}"))
     return epochs
 
 

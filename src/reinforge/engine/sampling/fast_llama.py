@@ -77,7 +77,7 @@ def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def _project_qkv(
+def project_qkv(
     x: Tensor, layer: LayerWeights, rows: AdapterRows, cos: Tensor, sin: Tensor, sizes: LlamaSizes
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns queries, `[M, N, D]`, keys and values, `[M, K, D]`; `x` is `[M, H]`, `cos` and `sin` are `[M, 1, D]`."""
@@ -94,14 +94,14 @@ def _project_qkv(
     return states[:, : sizes.num_heads], states[:, sizes.num_heads :], heads[:, num_rotated:]
 
 
-def _finish_layer(x: Tensor, attended: Tensor, layer: LayerWeights, rows: AdapterRows, sizes: LlamaSizes) -> Tensor:
+def finish_layer(x: Tensor, attended: Tensor, layer: LayerWeights, rows: AdapterRows, sizes: LlamaSizes) -> Tensor:
     """Returns a layer's output, `[M, H]`, from its input and the output of its attention heads, `[M, N D]`."""
     x = project(attended, layer.out, rows).add_(x)
     gate, up = project(_normalize(x, layer.mlp_norm, sizes.eps), layer.gate_up, rows).chunk(2, dim=1)
     return project(F.silu(gate).mul_(up), layer.down, rows).add_(x)
 
 
-def _compute_logits(x: Tensor, outer: OuterWeights, sizes: LlamaSizes) -> Tensor:
+def compute_logits(x: Tensor, outer: OuterWeights, sizes: LlamaSizes) -> Tensor:
     """Returns logits, `[B, V]`, of features, `[B, H]`."""
     return multiply(_normalize(x, outer.norm, sizes.eps), outer.head, None).float()
 
@@ -134,7 +134,7 @@ def _decode(
     full = build_additive_mask(positions[:, None], places, None, zero, sizes.least)
     sliding = full if window is None else build_additive_mask(positions[:, None], places, window, zero, sizes.least)
     for number, layer in enumerate(layers):
-        query, key, value = _project_qkv(x, layer, rows, cos, sin, sizes)
+        query, key, value = project_qkv(x, layer, rows, cos, sin, sizes)
         keys[number].view(-1, sizes.head_size).index_copy_(0, indices, key.reshape(-1, sizes.head_size))
         values[number].view(-1, sizes.head_size).index_copy_(0, indices, value.reshape(-1, sizes.head_size))
         query, mask = pick_rows(query, rows.places), sliding if slides[number] else full
@@ -145,45 +145,8 @@ def _decode(
                 part = mask[first:last, :, :, :length]
                 parts.append(decode_attention(query[first:last], own[0], own[1], part, sizes.scale))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        x = _finish_layer(x, pick_rows(attended.view(count, -1), rows.order), layer, rows, sizes)
-    return _compute_logits(pick_rows(x, rows.places), outer, sizes)
-
-
-def _decode_row(
-    token_ids: Tensor,
-    positions: Tensor,
-    rows: AdapterRows,
-    layers: list[LayerWeights],
-    outer: OuterWeights,
-    keys: list[Tensor],
-    values: list[Tensor],
-    slides: list[bool],
-    window: int | None,
-    length: int,
-    sizes: LlamaSizes,
-) -> Tensor:
-    """Returns the logits after each of several tokens of the row in slot 0, which attend to `length` places."""
-    x = F.embedding(token_ids, outer.embedding)
-    cos, sin = outer.cos.index_select(0, positions)[:, None], outer.sin.index_select(0, positions)[:, None]
-    lanes = torch.arange(sizes.num_kv_heads, device=x.device) * keys[0].shape[2]
-    indices = (positions[:, None] + lanes).view(-1)
-    zero, places = torch.zeros([], device=x.device, dtype=x.dtype), torch.arange(length, device=x.device)[None]
-    full = build_additive_mask(positions[None], places, None, zero, sizes.least)
-    sliding = full if window is None else build_additive_mask(positions[None], places, window, zero, sizes.least)
-    for number, layer in enumerate(layers):
-        query, key, value = _project_qkv(x, layer, rows, cos, sin, sizes)
-        keys[number].view(-1, sizes.head_size).index_copy_(0, indices, key.reshape(-1, sizes.head_size))
-        values[number].view(-1, sizes.head_size).index_copy_(0, indices, value.reshape(-1, sizes.head_size))
-        attended = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            keys[number][:1, :, :length],
-            values[number][:1, :, :length],
-            attn_mask=sliding if slides[number] else full,
-            scale=sizes.scale,
-            enable_gqa=True,
-        )
-        x = _finish_layer(x, attended[0].transpose(0, 1).reshape(x.shape[0], -1), layer, rows, sizes)
-    return _compute_logits(x, outer, sizes)
+        x = finish_layer(x, pick_rows(attended.view(count, -1), rows.order), layer, rows, sizes)
+    return compute_logits(pick_rows(x, rows.places), outer, sizes)
 
 
 def _prefill(
@@ -208,7 +171,7 @@ def _prefill(
     x = F.embedding(pick_rows(token_ids, order).flatten(), outer.embedding)
     cos, sin = outer.cos[:length].repeat(count, 1)[:, None], outer.sin[:length].repeat(count, 1)[:, None]
     for number, layer in enumerate(layers):
-        query, key, value = _project_qkv(x, layer, tokens, cos, sin, sizes)
+        query, key, value = project_qkv(x, layer, tokens, cos, sin, sizes)
         key = key.view(count, length, sizes.num_kv_heads, sizes.head_size).transpose(1, 2)
         value = value.view(count, length, sizes.num_kv_heads, sizes.head_size).transpose(1, 2)
         copy_into_slots(keys[number], key, sources, first)
@@ -218,8 +181,8 @@ def _prefill(
         attended = attended.transpose(1, 2).reshape(x.shape[0], -1)
         if number == len(layers) - 1:
             x, attended, tokens = x.index_select(0, last), attended.index_select(0, last), rows
-        x = _finish_layer(x, attended, layer, tokens, sizes)
-    return _compute_logits(x, outer, sizes).index_select(0, sources)
+        x = finish_layer(x, attended, layer, tokens, sizes)
+    return compute_logits(x, outer, sizes).index_select(0, sources)
 
 
 class FastLlama:
@@ -239,9 +202,9 @@ class FastLlama:
         size = attention.head_dim
         heads = [part.out_features // size for part in (attention.q_proj, attention.k_proj)]
         self.sizes = LlamaSizes(heads[0], heads[1], size, attention.scaling, eps, torch.finfo(model.dtype).min)
-        self._decode, self._decode_row, self._prefill = (
+        self._decode, self._prefill = (
             compile_torchscript(function, model.device, enabled=model.fast_paths.torchscript)
-            for function in (_decode, _decode_row, _prefill)
+            for function in (_decode, _prefill)
         )
         self.weights = LlamaWeights(model)
         is_gpu = model.device.type == "cuda"
@@ -269,7 +232,7 @@ class FastLlama:
         Args:
             lengths: Tokens that the first `num_long` rows attend to and, if there are two, the others.
         """
-        (rows, layers), (keys, values) = self._choose_weights(len(token_ids_B)), self._slots()
+        (rows, layers), (keys, values) = self.choose_weights(len(token_ids_B)), self.list_slots()
         capacity = keys[0].shape[2]
         if self.graphs is not None:
             lengths = [min(self.graphs.round_size(length), capacity) for length in lengths]
@@ -286,16 +249,6 @@ class FastLlama:
         memory = [layers, outer.cos, outer.head.plain, *keys[:1]]
         return self.graphs.run(step, (len(token_ids_B), num_long, *chosen), memory, token_ids_B, positions_B)
 
-    def decode_row(self, token_ids_T: Tensor, positions_T: Tensor, length: int) -> Tensor:
-        """Returns the logits after each of several tokens of the reply in slot 0, `[T, V]`.
-
-        Args:
-            length: Tokens that the last one attends to, or more.
-        """
-        (rows, layers), (keys, values) = self._choose_weights(len(token_ids_T)), self._slots()
-        outer, settings = self.weights.collect_outer(length), (self.slides, self.masks.window, length, self.sizes)
-        return self._decode_row(token_ids_T, positions_T, rows, layers, outer, keys, values, *settings)
-
     def round_rows(self, num_rows: int, max_rows: int) -> int:
         """Returns how many rows a step should have: where steps are recorded, one of a few numbers."""
         return num_rows if self.graphs is None else min(self.graphs.round_size(num_rows), max_rows)
@@ -311,7 +264,7 @@ class FastLlama:
             last_B: Flat index b T + t of each prompt's last token.
             first: The first slot to fill; slots have room for T tokens.
         """
-        (rows, layers), (keys, values) = self._choose_weights(len(token_ids_BT)), self._slots()
+        (rows, layers), (keys, values) = self.choose_weights(len(token_ids_BT)), self.list_slots()
         outer = self.weights.collect_outer(token_ids_BT.shape[1])
         return self._prefill(token_ids_BT, last_B, sources_n, first, rows, layers, outer, keys, values, self.sizes)
 
@@ -320,13 +273,13 @@ class FastLlama:
         if self.graphs is not None:
             self.graphs.clear()
 
-    def _choose_weights(self, num_rows: int) -> tuple[AdapterRows, list[LayerWeights]]:
+    def choose_weights(self, num_rows: int) -> tuple[AdapterRows, list[LayerWeights]]:
         names = list(self._names or [self.model.adapter])
         names += names[-1:] * (num_rows - len(names))
         adapters, rows = order_rows(names, self.model.device, self.min_rows)
         return rows, self.weights.collect_layers(adapters)
 
-    def _slots(self) -> tuple[list[Tensor], list[Tensor]]:
+    def list_slots(self) -> tuple[list[Tensor], list[Tensor]]:
         layers = self.cache.layers
         for layer in layers:
             if not layer.is_initialized:

@@ -153,9 +153,7 @@ def pack(weight: Tensor) -> Tensor:
 def can_halve(model: CausalModel) -> bool:
     """Returns True if decode steps may multiply with weights in float16, and this torch has the products."""
     is_plain = model.device.type == "cpu" and model.dtype == torch.float32
-    if not (
-        model.fast_paths.half_weights and is_plain and sum(map(torch.numel, model.module.parameters())) >= MIN_HALVED
-    ):
+    if not (model.fast_paths.serving and is_plain and sum(map(torch.numel, model.module.parameters())) >= MIN_HALVED):
         return False
     return "fbgemm" in torch.backends.quantized.supported_engines
 

@@ -17,8 +17,8 @@ from reinforge.types.supports import Support
 
 if TYPE_CHECKING:
     from reinforge.engine.sampling.constraints import TokenConstraint
+    from reinforge.engine.sampling.guessing_sampler import RepeatedText
     from reinforge.engine.sampling.prefix_cache import CachedPrefix
-    from reinforge.engine.sampling.repeated_text import RepeatedText
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,6 @@ from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
 from reinforge.engine.sampling.projection import can_halve, find_stable_rows
-from reinforge.engine.sampling.repeated_text import RepeatedText, count_right
 from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest, SamplerStats, find_long_rows
 from reinforge.engine.sampling.sampler_trials import SamplerTrials
 from reinforge.engine.sampling.threads import leave_core_to_agents
@@ -136,7 +135,7 @@ class ReplySampler:
         self._prefix_cache = PrefixCache(0 if deterministic else prefix_cache_bytes, whole_only=model.has_states)
         self._batch = RunningBatch(max_num_seqs)
         self._admitted: list[SampleRequest] = []  # they have a slot, but their prompts are not computed yet
-        self._can_continue, self._can_guess = True, False
+        self._can_continue = True
         self._calls: deque[tuple[Callable[[], Any], Future]] = deque()
         self._condition = threading.Condition()
         self._admission = AdmissionQueue(self._condition, max_num_seqs)
@@ -206,7 +205,7 @@ class ReplySampler:
         self._prefiller.mixes_adapters = True
         if self._prefiller.fast_llama is not None and not supports_fast_decode(self.model):
             logger.info("%s: sampling with transformers' own modules (slower) from now on", name)
-            self._prefiller.fast_llama, self._can_guess = None, False
+            self._prefiller.fast_llama = None
         if self._lora_batch is None:
             self._lora_batch = self._make_lora_batch(self._min_rows if self._is_deterministic else 1)
         self._lora_batch.hook_layers()
@@ -273,10 +272,7 @@ class ReplySampler:
         trials = SamplerTrials(self.model, self._prefiller, self._forward_mixed)
         if self._prefiller.fast_llama is not None:
             try:
-                trials.check()
-                may_guess = self.model.fast_paths.guesses and self.model.device.type == "cpu"
-                self._can_guess = may_guess and trials.can_guess(self._forward_row)
-                return
+                return trials.check()
             except EngineError as cause:
                 logger.warning("sampling with transformers' own modules (slower): %s", cause)
                 self._prefiller.fast_llama = None
@@ -491,9 +487,6 @@ class ReplySampler:
         batch = self._batch
         if not batch.count:
             return
-        if guesses := self._guess():
-            self._step_with_guesses(guesses)
-            return
         size, num_long = max(batch.count, self._min_rows), self._put_long_rows_first()
         if self._prefiller.fast_llama is not None:
             size = self._prefiller.fast_llama.round_rows(size, len(batch.positions))
@@ -504,50 +497,6 @@ class ReplySampler:
         batch.positions[: batch.count] += 1
         self._steps += 1
         self._sample(logits[: batch.count], 0)
-
-    def _guess(self) -> list[int]:
-        """Returns tokens that may come next in the only reply; none: it is not the only one, or there is no guess."""
-        batch = self._batch
-        if not self._can_guess or batch.count != 1:
-            return []
-        if batch.is_filtered[0] or batch.is_constrained[0] or batch.num_top_logprobs[0]:
-            return []
-        request, count = batch.requests[0], int(batch.num_sampled[0])
-        if request.text is None:
-            request.text = RepeatedText()
-            request.text.extend(request.prompt)
-        request.text.extend(batch.token_ids[0, len(request.text) - len(request.prompt) : count].tolist())
-        return request.text.guess()[: int(batch.limits[0]) - count - 1]
-
-    def _step_with_guesses(self, guesses: list[int]) -> None:
-        """Samples the next token of the only reply, and those after it as long as they are the guessed ones."""
-        batch, request, length = self._batch, self._batch.requests[0], len(guesses) + 1
-        token_ids = np.array([batch.last_tokens[0], *guesses], np.int64)
-        with self._route_adapters([request.adapter]):
-            logits = self._retry_with_smaller_cache(
-                lambda: self._forward_row(token_ids, batch.positions[0] + np.arange(length))
-            )
-        self._steps += 1
-        uniforms = draw_uniforms(batch.seeds[:1].repeat(length), batch.num_sampled[0] + np.arange(length))
-        temperatures, uniforms_T = self._to_device(np.stack((batch.temperatures[:1].repeat(length), uniforms)))
-        sampled = sample_tokens(logits, temperatures, uniforms_T, torchscript=self.model.fast_paths.torchscript)
-        tokens, logprobs = (each.numpy() for each in sampled[:2])
-        num_right = count_right(tokens.tolist(), guesses)
-        assert request.text is not None  # it has guessed
-        request.text.learn(len(guesses), num_right)
-        for place in range(num_right + 1):
-            if batch.count:  # the reply is not done
-                batch.positions[0] += 1
-                self._record(tokens[place : place + 1], logprobs[place : place + 1], 0)
-                self._deliver_tokens(0)
-
-    def _forward_row(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Returns the logits after each of several tokens of the reply in slot 0, `[T, V]`."""
-        assert self._prefiller.fast_llama is not None  # or there are no guesses
-        length = round_up(int(positions[-1]) + 1)
-        self._cache.reserve(length, 1, 1)
-        token_ids_T, positions_T = self._to_device(np.stack((token_ids, positions)))
-        return self._prefiller.fast_llama.decode_row(token_ids_T, positions_T, length)
 
     def _put_long_rows_first(self) -> int | None:
         """Moves rows so that long ones attend apart from the others, and returns their number; None: all are alike.

@@ -84,20 +84,6 @@ class SamplerTrials:
 
         return self._try(compute, "computing every prompt whole (slower)")
 
-    def can_guess(self, decode_row: Callable[[NDArray[np.int64], NDArray[np.int64]], Tensor]) -> bool:
-        """Returns True if several tokens of a reply can be computed in one step; else logs the reason.
-
-        Args:
-            decode_row: Returns the logits after each of some tokens of slot 0, from token ids and positions.
-        """
-
-        def compute() -> float:
-            self._start(self._tokens[:NUM_PROMPT], 0)
-            places = np.arange(NUM_PROMPT, NUM_PROMPT + NUM_STEPS)
-            return self._measure(decode_row(np.array(self._tokens)[places], places), NUM_PROMPT)
-
-        return self._try(compute, "computing one token of a reply at a time (slower)", self._limit)
-
     def can_pad(self) -> bool:
         """Returns True if prompts of different lengths can be computed together; else logs the reason."""
         if not self.model.has_states:
@@ -132,13 +118,13 @@ class SamplerTrials:
         return (logits - expected).abs().max().item() / max(1.0, plain.abs().max().item())
 
     @torch.no_grad()
-    def _try(self, compute: Callable[[], float], consequence: str, limit: float | None = None) -> bool:
+    def _try(self, compute: Callable[[], float], consequence: str) -> bool:
         try:
             error = compute()
         except TRIAL_FAILURES as cause:
             reason = f"{type(cause).__name__}: {cause}"
         else:
-            if error <= (limit or self._shortcut_limit):
+            if error <= self._shortcut_limit:
                 return True
             reason = f"logits differ by {error:g}"
         logger.info("%s: %s: %s", self._family, consequence, reason)

@@ -5,8 +5,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from reinforge.engine.sampling import sampler
-from reinforge.engine.sampling.repeated_text import FEW, MANY, MAX_PAUSE, RepeatedText
+from reinforge.engine.sampling import guessing_sampler
+from reinforge.engine.sampling.guessing_sampler import FEW, MANY, MAX_PAUSE, RepeatedText
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.engines import load_engine
 from tests.models import make_tiny_model
@@ -90,7 +90,7 @@ def test_wrong_guesses_change_nothing(engines, monkeypatch):
 def test_guesses_that_are_not_compared_change_the_reply(engines, monkeypatch):
     """Mutation check."""
     guess_wrongly(monkeypatch)
-    monkeypatch.setattr(sampler, "count_right", lambda sampled, guesses: len(guesses))
+    monkeypatch.setattr(guessing_sampler, "count_right", lambda sampled, guesses: len(guesses))
     (found, _), (wanted, _) = (ask(engine) for engine in engines)
     assert found.token_ids != wanted.token_ids
 
