@@ -24,6 +24,7 @@ from reinforge.engine.sampling.fast_llama import LlamaSizes, compute_logits, fin
 from reinforge.engine.sampling.kv_cache import round_up
 from reinforge.engine.sampling.llama_weights import LayerWeights, OuterWeights
 from reinforge.engine.sampling.projection import AdapterRows
+from reinforge.engine.sampling.running_batch import SampleRequest
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.engine.sampling.sampler_trials import NUM_PROMPT, NUM_STEPS, SamplerTrials
 from reinforge.engine.sampling.token_sampling import compile_torchscript, draw_uniforms, sample_tokens
@@ -137,6 +138,8 @@ class GuessingSampler(ReplySampler):
     """Samples as `ReplySampler` does, but a reply alone in its batch by several tokens a step where it can."""
 
     can_guess = False  # set by a trial of this model
+    _guessed: SampleRequest | None = None  # the reply that `_text` belongs to
+    _text = RepeatedText()
 
     def _validate(self) -> None:
         super()._validate()
@@ -158,11 +161,11 @@ class GuessingSampler(ReplySampler):
         if batch.is_filtered[0] or batch.is_constrained[0] or batch.num_top_logprobs[0]:
             return []
         request, count = batch.requests[0], int(batch.num_sampled[0])
-        if request.text is None:
-            request.text = RepeatedText()
-            request.text.extend(request.prompt)
-        request.text.extend(batch.token_ids[0, len(request.text) - len(request.prompt) : count].tolist())
-        return request.text.guess()[: int(batch.limits[0]) - count - 1]
+        if self._guessed is not request:
+            self._guessed, self._text = request, RepeatedText()
+            self._text.extend(request.prompt)
+        self._text.extend(batch.token_ids[0, len(self._text) - len(request.prompt) : count].tolist())
+        return self._text.guess()[: int(batch.limits[0]) - count - 1]
 
     def _step_with_guesses(self, guesses: list[int]) -> None:
         """Samples the next token of the only reply, and those after it as long as they are the guessed ones."""
@@ -178,8 +181,7 @@ class GuessingSampler(ReplySampler):
         sampled = sample_tokens(logits, temperatures, uniforms_T, torchscript=self.model.fast_paths.torchscript)
         tokens, logprobs = (each.numpy() for each in sampled[:2])
         num_right = count_right(tokens.tolist(), guesses)
-        assert request.text is not None  # it has guessed
-        request.text.learn(len(guesses), num_right)
+        self._text.learn(len(guesses), num_right)
         for place in range(num_right + 1):
             if batch.count:  # the reply is not done
                 batch.positions[0] += 1

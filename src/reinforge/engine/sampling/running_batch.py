@@ -17,7 +17,6 @@ from reinforge.types.supports import Support
 
 if TYPE_CHECKING:
     from reinforge.engine.sampling.constraints import TokenConstraint
-    from reinforge.engine.sampling.guessing_sampler import RepeatedText
     from reinforge.engine.sampling.prefix_cache import CachedPrefix
 
 
@@ -49,7 +48,6 @@ class SampleRequest:
     adapter: str = DEFAULT_ADAPTER  # the adapter that samples
     client: int = 0  # who asks: with fewer replies in flight than others, its next one begins before theirs
     computed: CachedPrefix | None = None  # the part of a long prompt that is computed already
-    text: RepeatedText | None = None  # what guesses its next tokens; None: nothing has yet
     owner: object = None  # identifies the caller for `deliver`
     token_ids: tuple[int, ...] = ()  # the reply, as the next three
     logprobs: tuple[float, ...] = ()
