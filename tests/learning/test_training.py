@@ -122,7 +122,7 @@ async def test_chats_are_trained_once_and_replayed_as_far_as_the_file_says(tmp_p
         with open_training(half, tmp_path, versions) as second:
             rows = read_rows(second)
         assert (second.data.split(", ")[1], rows[-1]["messages"][0]["content"]) == ("1 of them new", "question 0 up")
-        assert 8 <= len(rows) - 1 <= 32
+        assert 4 <= len(rows) - 1 <= 36, "of 20 users about half, whose keys are random: 1 in 25,000 runs is outside"
         assert (len(rows) - 1) % 2 == 0, "users are replayed whole"
         none = config.model_copy(update={"replay": 0.0})
         with pytest.raises(ConfigError, match="no chat"), open_training(none, tmp_path, versions):
