@@ -74,7 +74,7 @@ def test_a_search_killed_at_a_random_time_ends_as_if_undisturbed(tmp_path, tiny_
     toy, rng, kills = SearchToy(tmp_path / "toy", tiny_model_dir), random.Random(number), 0
     while kills < 3:
         child = toy.search()
-        child.send(signal.SIGKILL, rng.uniform(0.1, 0.5) * whole.life_s)
+        child.send(signal.SIGKILL, rng.uniform(0.1, 0.4) * whole.life_s)
         if child.wait() == 0:
             break
         kills += 1
