@@ -239,7 +239,6 @@ CODE = """def summarize(orders):
     return {"total": total, "count": count, "average": average}
 """
 TASKS = {
-    "code to edit": f"Rename the variable count to number in this code. Answer with the whole code.\n\n{CODE}",
     "code to repeat": f"Repeat this code exactly.\n\n{CODE}",
     "a story": "Write a short story about a lighthouse keeper.",
 }
@@ -248,10 +247,10 @@ TASKS = {
 def compare_guesses(args: argparse.Namespace, folder: str) -> None:
     """Compares a reply whose next tokens are guessed from its context with one that is sampled token by token."""
     with ExitStack() as stack:
-        engine = load(stack, args, folder, args.dtype, 0, half=True)
+        config = PolicyConfig(model=folder, dtype=args.dtype, max_num_seqs=1, max_model_len=512 + args.new)
+        engine = stack.enter_context(Engine.load(config, seed=0, device="cpu", serves_only=True))
         sampling = engine.policy.sampler
         assert isinstance(sampling, GuessingSampler)
-        sampling._eos[:] = False
         for name, text in TASKS.items():
             for temperature in (0.0, 0.7):
                 speeds: list[list[float]] = []

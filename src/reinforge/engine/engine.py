@@ -124,7 +124,7 @@ class Engine:
         self._served = ServedCopy(model, adapters) if serves_during_jobs else None
         sampler_type = ReplySampler
         if model.fast_paths.serving and model.device.type == "cpu":
-            from reinforge.engine.sampling.guessing_sampler import GuessingSampler as sampler_type
+            from reinforge.engine.sampling.guessing_sampler import GuessingSampler as sampler_type  # for servers alone
         self._sampler = sampler_type(
             model if self._served is None else self._served.model,
             ends,

@@ -32,7 +32,7 @@ SMALL_GAIN = 0.05
 """Nats a token by which all jobs together moved log-probs with the advantages (`direction`): 5 % in probability. In
 runs of the bundled models that improved it was 0.5 or more."""
 LAST_EPOCHS, MAX_SPENT = 2, 0.9
-"""If more than this share of the groups had equal rewards in each of so many last epochs, no signal is left."""
+"""No signal is left if more than this share of the groups had equal rewards in each of the last so many epochs."""
 MIN_VALIDATIONS = 3  # with fewer, that the last is the best says nothing about a trend
 MAX_MORE_EXAMPLES = 10  # an effect that needs more than this many times the confirm examples cannot be told from none
 IMPROVE = "`reinforge improve FILE` tries the expected answers, several learning rates, adapters, group sizes"
@@ -118,12 +118,12 @@ def _find_no_signal(run: RunFigures) -> Explanation | None:
 
 
 def _find_spent_signal(run: RunFigures) -> Explanation | None:
-    """Names a model that has come to answer each example in one way, mostly right or mostly wrong."""
+    """Returns that the signal ran out: siblings, which differed at first, now answer alike."""
     last = run.epochs[-LAST_EPOCHS:]
     if len(run.epochs) <= LAST_EPOCHS or not all((row.share_without_signal or 0.0) > MAX_SPENT for row in last):
         return None
     shares = [_mean(row.share_without_signal for row in rows) for rows in (run.epochs[:1], last)]
-    told = "at first {:.0%} of the groups had equal rewards, at last {:.0%}: siblings answer alike".format(*shares)
+    told = "{:.0%} of the groups had equal rewards in the first epoch, {:.0%} in the last two".format(*shares)
     reward, rate = _mean(row.avg_reward for row in last), max(row.job.get("lr") or 0.0 for row in run.epochs)
     was = f" (it was {rate:.2g})" if rate else ""
     fix = f"lower {LEARNING_RATE}{was}, or set the algorithm's entropy_coef; {IMPROVE}"

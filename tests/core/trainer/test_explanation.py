@@ -93,7 +93,7 @@ def test_signal_that_ran_out_is_not_called_too_few_steps():
     rows = [replace(row, num_groups_zero_variance=equal) for row, equal in zip(epochs(), (5, 12, 19, 20), strict=False)]
     found = list_reasons(finished(steps=8), rows, FLAT, config())
     assert found[0].reason == "signal ran out"
-    assert found[0].evidence == "at first 25% of the groups had equal rewards, at last 98%: siblings answer alike"
+    assert found[0].evidence == "25% of the groups had equal rewards in the first epoch, 98% in the last two"
     assert "lower finetuning.policy.optimizer.learning_rate" in found[0].fix
     assert "too few steps" not in [each.reason for each in found]
     rows[2] = replace(rows[2], num_groups_zero_variance=17)

@@ -50,7 +50,7 @@ class RepeatedText:
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
-        self._following: dict[tuple[int, ...], int] = {}  # where the text goes on after tokens that occurred in it
+        self._following: dict[tuple[int, ...], int] = {}  # the place after the tokens that occurred
         self._most, self._pause, self._left = FEW, 0, 0
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class RepeatedText:
             self._token_ids.append(token)
 
     def guess(self) -> list[int]:
-        """Returns the tokens that may come next; none if there is no guess, or guesses have been wrong of late."""
+        """Returns the tokens that may come next; none if there is no guess, or recent guesses were wrong."""
         if self._left:
             self._left -= 1
             return []
@@ -139,7 +139,7 @@ class GuessingSampler(ReplySampler):
 
     can_guess = False  # set by a trial of this model
     _guessed: SampleRequest | None = None  # the reply that `_text` belongs to
-    _text = RepeatedText()
+    _text: RepeatedText
 
     def _validate(self) -> None:
         super()._validate()
