@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from reinforge.config.loaded_config import LoadedConfig
-from reinforge.config.policy import PolicyConfig
+from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.learning_rate import count_parameters
+from reinforge.engine.model.preflight import read_headers
 from reinforge.engine.model.source import find_weights
 from reinforge.errors import Problem
 from reinforge.files import find_existing_folder
 
 CHECKPOINTS_KEPT = 3  # a run keeps the base, the best and the newest checkpoint
 
-BYTES_PER_WEIGHT = 4  # of a model that was loaded from a GGUF file: quantized weights become float32
+BYTES_PER_WEIGHT = 4  # of an adapter, and of a model that was loaded from a GGUF file: quantized weights become float32
 
 OUTPUT_DIR = "finetuning.output_dir"
 
@@ -46,7 +48,7 @@ def find_disk_problems(loaded: LoadedConfig, disk: DiskSpace) -> list[Problem]:
 def measure_disk(loaded: LoadedConfig, free_bytes: Callable[[Path], int] = free_disk_bytes) -> DiskSpace:
     folder = find_existing_folder(Path(loaded.config.finetuning.output_dir).expanduser())
     policy = loaded.config.finetuning.policy
-    size = _measure_model(policy.model)
+    size = _measure_model(policy.model) if policy.lora is None else _measure_adapter(policy.model, policy.lora)
     needed = size * (CHECKPOINTS_KEPT * _count_copies(policy) + 1) if size else None
     return DiskSpace(str(folder), free_bytes(folder), needed)
 
@@ -61,10 +63,27 @@ def _measure_model(model: str | None) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else 0
 
 
+def _measure_adapter(model: str | None, lora: LoRAConfig) -> int:
+    """Returns the most bytes of an adapter in float32, as if every matrix had one; 0: the weights are not known.
+
+    Example: a matrix of 100 x 20, rank 4 -> 4 x 4 x (100 + 20) = 1,920; in `modules_to_save` 4 x 100 x 20 more.
+    """
+    source, size = find_weights(model), 0
+    headers = () if source is None or source.is_gguf else read_headers(Path(source.location))
+    for name, entry in (
+        (name, entry) for header in headers for name, entry in header.items() if name != "__metadata__"
+    ):
+        *outer, rows, columns = [1, 1, *entry["shape"]]
+        size += BYTES_PER_WEIGHT * lora.r * math.prod(outer) * (rows + columns)
+        if not {*name.split(".")}.isdisjoint(lora.modules_to_save or ()):
+            size += BYTES_PER_WEIGHT * math.prod(entry["shape"])
+    return size
+
+
 def _count_copies(policy: PolicyConfig) -> int:
     """Returns a checkpoint's size in models: the weights, the moments, and float32 copies of weights with fewer bits.
 
-    Example: adamw -> 3; adamw in bfloat16 -> 1 + 2 (1 + 2) = 7.
+    Example: adamw -> 3; adamw in bfloat16 -> 1 + 2 (1 + 2) = 7, but with LoRA 3: adapters are in float32.
     """
     moments = policy.optimizer.num_moments
-    return 1 + moments if policy.dtype != "bfloat16" else 1 + 2 * (1 + moments)
+    return 1 + moments if policy.dtype != "bfloat16" or policy.lora else 1 + 2 * (1 + moments)
