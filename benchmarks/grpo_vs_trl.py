@@ -94,7 +94,8 @@ def print_side(side: Side, shape: Shape) -> None:
         f"    sampling {statistics.median(side.parts['sampling']):.3f} s "
         f"({num_sampled / statistics.median(side.parts['sampling']):,.0f} tokens/s), "
         f"training {statistics.median(side.parts['training']):.3f} s, "
-        f"CPU {statistics.median(side.parts['cpu']):.3f} s, peak memory {side.peak / 2**20:,.0f} MiB"
+        f"CPU {statistics.median(side.parts['cpu']):.3f} s, "
+        f"peak memory {side.peak / 2**20:,.0f} MiB above {side.parts['loaded'][0] / 2**20:,.0f} MiB"
     )
     stages = {
         name: statistics.median(values) for name, values in side.parts.items() if name.isupper()

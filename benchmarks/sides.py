@@ -38,7 +38,7 @@ class Turns:
         self._connection = connection
         self._begun_s, self._begun_cpu_s = 0.0, 0.0
         self._base = 0
-        self._peak = _Peak()
+        self._peak = Peak()
 
     def begin(self) -> None:
         """Waits until a step is requested; exits if there are no more."""
@@ -61,10 +61,10 @@ class Turns:
             parts: Seconds of the step's parts.
         """
         figures = {"seconds": self.seconds, "cpu": time.process_time() - self._begun_cpu_s, **parts}
-        self._connection.send({**figures, "peak": self._peak.read() - self._base})
+        self._connection.send({**figures, "loaded": self._base, "peak": self._peak.read() - self._base})
 
 
-class _Peak:
+class Peak:
     """Peak memory of this process: the kernel's high-water mark if it can be reset, else by polling."""
 
     def __init__(self) -> None:
@@ -109,7 +109,8 @@ class Side:
     Attributes:
         name: Name to print.
         seconds: Seconds of each measured step.
-        parts: Seconds of the parts of each measured step; `cpu` is CPU time over all threads.
+        parts: Seconds of the parts of each measured step; `cpu` is CPU time over all threads, `loaded` the bytes that
+            were in use after loading.
         peak: Peak memory of all steps in bytes, above what was in use after loading.
     """
 

@@ -105,7 +105,7 @@ def make_model(folder: Path, shape: Shape) -> Path:
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    tokenizer = _make_tokenizer(shape.vocabulary)
+    tokenizer = make_tokenizer(shape.vocabulary)
     config = Qwen2Config(
         **{"num_key_value_heads": 2, **SIZES[shape.size]},
         vocab_size=shape.vocabulary,
@@ -122,7 +122,8 @@ def make_model(folder: Path, shape: Shape) -> Path:
     return folder
 
 
-def _make_tokenizer(vocabulary: int) -> Any:
+def make_tokenizer(vocabulary: int) -> Any:
+    """Returns a tokenizer of so many words, marks included."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -72,10 +72,16 @@ def test_epochs_that_may_be_sampled_ahead_hide_the_job():
     assert turns[1] == pytest.approx(whole - 5.8 - 3.0, rel=0.1), "of sampling alone, as the job is shorter"
 
 
-def test_kept_replies_let_new_weights_in_at_once():
+def test_kept_replies_let_new_weights_in_at_once_and_aborted_ones_are_lost_tokens():
     slow = {"num_epochs": 6, "max_staleness": 1, "examples": 8, "reply": Spread(20, seen=(2.0, 400.0))}
-    waits, keeps = (Simulation(COSTS, replace(WORK, **slow, keep=keep), 2).run() for keep in (False, True))
+    waits, keeps, aborts = (
+        Simulation(COSTS, replace(WORK, **slow, in_flight=mode), 2).run() for mode in ("wait", "keep", "abort")
+    )
     assert keeps.seconds < waits.seconds
+    assert keeps.seconds < aborts.seconds
+    assert (waits.lost_tokens, keeps.lost_tokens) == (0, 0)
+    assert aborts.lost_tokens > 0
+    assert aborts.num_episodes == waits.num_episodes
 
 
 def test_pauses_between_calls_are_added():

@@ -7,7 +7,7 @@ The shapes of its answers are those that a real server gave (`tests/data/vllm_an
 Like the real one it keeps a packed copy of the output layer, which `reload_weights` renews only if the files name that
 layer, and keys and values of prompts, by blocks, which are dropped by `/reset_prefix_cache` and after `/pause` alone.
 
-`waits_at` lets replies wait at so many tokens until they are paused and kept.
+`waits_at` lets replies wait at so many tokens until they are paused and kept, or aborted.
 
 Attributes that switch a fault on: `keeps_output_layer`, `keeps_prefix_cache`, `ignores_weights`, `loses_label`,
 `is_away` (no answer is its own), `is_busy` (it samples nothing).
@@ -99,6 +99,7 @@ class VLLMServer:
         self.keeps_output_layer = self.keeps_prefix_cache = self.ignores_weights = self.loses_label = False
         self.is_away = self.is_busy = False
         self.waits_at: int | None = None
+        self._aborts = False
         self.label, self.url = "default", ""
         self._cache: dict[Any, Any] = {}
         self._paused, self._frozen = threading.Event(), threading.Event()
@@ -182,7 +183,10 @@ class VLLMServer:
 
     async def _pause(self, request: web.Request) -> web.Response:
         self._paused.set()
-        if request.query.get("mode") == "keep":
+        self._aborts = request.query.get("mode") == "abort"
+        if self._aborts:
+            self.waits_at = None  # what is asked again does not wait
+        if self._aborts or request.query.get("mode") == "keep":
             self._frozen.set()
         await asyncio.get_running_loop().run_in_executor(None, lambda: self._lock.acquire() and self._lock.release())
         self._drop_cache()
@@ -317,6 +321,9 @@ class VLLMServer:
                 if reason == "stop" or len(token_ids) == settings["max_tokens"]:
                     break
                 if self._wait_while_frozen(waits=len(token_ids) == self.waits_at):
+                    if self._aborts:
+                        reason = "abort"
+                        break
                     served = self.served if name == "policy" else self.adapters[name][1]
                     logits, past = self._prefill(served, name, prompt + token_ids, reads=False)
                 else:

@@ -142,7 +142,7 @@ class LocalAdapter(TrainerAdapter):
             "loss": self.algorithm.loss,
             "stages": stages,
             "serves_during_jobs": run_config.limits.max_staleness > 0 and self._sampler_config is None,
-            "keeps_replies": run_config.limits.in_flight == "keep",
+            "in_flight": run_config.limits.in_flight,
             "samples_elsewhere": self._sampler_config is not None,
         }
         self.engine = await run_in_daemon_thread(lambda: load(policy, **settings), "engine-load")

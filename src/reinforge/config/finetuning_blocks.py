@@ -38,6 +38,9 @@ class SamplingConfig(Block):
 
 Penalty = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
 
+InFlight = Literal["wait", "keep", "abort"]
+"""What happens to replies that are being sampled when weights are published (`limits.in_flight`)."""
+
 
 class OutcomesConfig(Block):
     """Rewards and retries of episodes that fail."""
@@ -103,10 +106,11 @@ class LimitsConfig(Block):
         "0: an epoch is sampled after the job of the one before. 1 or more: later epochs are sampled while a job "
         "trains, by a copy of the trained weights.",
     )
-    in_flight: Literal["wait", "keep"] = Field(
+    in_flight: InFlight = Field(
         default="wait",
-        description="With max_staleness: new weights wait until no reply is being sampled, or those replies are kept "
-        "and continued with the new weights; each token records its version.",
+        description="With max_staleness, what happens to replies that are being sampled when weights are published: "
+        "the weights wait for them, they are kept and continued with the new weights (each token records its version), "
+        "or they are aborted and sampled again.",
     )
     max_empty_updates: int = Field(
         default=3, ge=1, description="Stop after this many epochs in a row without an optimizer step."

@@ -26,11 +26,12 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 
+from reinforge.config.finetuning_blocks import InFlight
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
 from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
 from reinforge.engine.devices import Destination, is_out_of_memory, repeat_sums
-from reinforge.engine.jobs import EngineJobs, ServedCopy
+from reinforge.engine.jobs import EngineJobs
 from reinforge.engine.learning_rate import count_weights, fill_in_learning_rate, fill_in_stages
 from reinforge.engine.losses.base import Loss, find_loss
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel, Fingerprinter
@@ -67,6 +68,7 @@ from reinforge.types.seeding import stable_seed
 
 if TYPE_CHECKING:
     from reinforge.engine.model.adapter_weights import AdapterWeights
+    from reinforge.engine.model.served_copy import ServedCopy
     from reinforge.engine.model_description import ModelDescription
     from reinforge.engine.sampling.grammar import GrammarCompiler
     from reinforge.engine.training.data_parallel import DataParallel
@@ -106,7 +108,7 @@ class Engine:
         stages: Mapping[str, PolicyConfig] | None = None,
         replica: int = 0,
         serves_during_jobs: bool = False,
-        keeps_replies: bool = False,
+        in_flight: InFlight = "wait",
         samples_elsewhere: bool = False,
         goes_to: Destination | None = None,
     ):
@@ -121,7 +123,11 @@ class Engine:
         self._renderer = PromptRenderer(tokenizer, ends, history=config.history)
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
-        self._served = ServedCopy(model, adapters) if serves_during_jobs else None
+        self._served: ServedCopy | None = None
+        if serves_during_jobs:
+            from reinforge.engine.model.served_copy import ServedCopy  # most runs have none
+
+            self._served = ServedCopy(model, adapters)
         sampler_type = ReplySampler
         if model.fast_paths.serving and model.device.type == "cpu":
             from reinforge.engine.sampling.guessing_sampler import GuessingSampler as sampler_type  # for servers alone
@@ -142,7 +148,7 @@ class Engine:
         for name in adapters:
             model_name = (config.model or model.config.model_type) if len(adapters) == 1 else name
             copy_weights = None if self._served is None else partial(self._served.update, name)
-            self.policies[name] = self._make_policy(name, model_name, copy_weights, keeps_replies=keeps_replies)
+            self.policies[name] = self._make_policy(name, model_name, copy_weights, in_flight)
         self._turns = None if self._served is None else SamplerTurns(self._sampler)
         self.policy = self.policies[adapters[0]]
         masks = None if waits else self._call(lambda: make_sharing_masks(model))
@@ -191,7 +197,7 @@ class Engine:
         frozen: bool = False,
         replica: int = 0,
         serves_during_jobs: bool = False,
-        keeps_replies: bool = False,
+        in_flight: InFlight = "wait",
         samples_elsewhere: bool = False,
         serves_only: bool = False,
         divides: bool = False,
@@ -216,7 +222,7 @@ class Engine:
                 requests without a seed.
             serves_during_jobs: Sample from a copy of the trained weights, which serves the published version while a
                 job trains: with adapters a copy of these alone.
-            keeps_replies: Replies in flight continue with the weights that are published; False: these wait for them.
+            in_flight: Whether weights that are published wait for the replies in flight, continue or abort them.
             samples_elsewhere: Another program samples, whose log-probs are never exactly the learner's.
             serves_only: Nothing is trained, so log-probs may differ a little where that is faster on a CPU: decode
                 with float16 copies of float32 weights, and several tokens of a reply at once; never if deterministic.
@@ -256,7 +262,7 @@ class Engine:
             stages=fill_in_stages(stages or {}, config, model),
             replica=replica,
             serves_during_jobs=serves_during_jobs,
-            keeps_replies=keeps_replies,
+            in_flight=in_flight,
             samples_elsewhere=samples_elsewhere,
             goes_to=Destination(pick_device(device), DTYPES[config.dtype]) if waits else None,
         )
@@ -827,8 +833,7 @@ class Engine:
         adapter: str,
         model_name: str,
         copy_weights: Callable[[], None] | None = None,
-        *,
-        keeps_replies: bool = False,
+        in_flight: InFlight = "wait",
     ) -> EmbeddedPolicy:
         return EmbeddedPolicy(
             self._sampler,
@@ -840,7 +845,7 @@ class Engine:
             fingerprint=partial(_call_weakly, WeakMethod(self.fingerprint), adapter),
             published=partial(_call_weakly, WeakMethod(self._jobs.drop_snapshot), adapter),
             copy_weights=copy_weights,
-            keeps_replies=keeps_replies,
+            in_flight=in_flight,
         )
 
     def _open_grammars(self) -> GrammarCompiler:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reinforge.config.policy import DEFAULT_LEARNING_RATE, PolicyConfig
-from reinforge.engine.model.preflight import has_adapters, read_headers
+from reinforge.engine.model.preflight import has_adapters, read_shapes
 from reinforge.engine.model.source import MODEL, find_weights, get_gguf
 from reinforge.types.sample import LossSpec
 
@@ -141,11 +141,7 @@ def count_parameters(model: str | None) -> int | None:
     source = find_weights(model)
     if source is None or source.is_gguf:
         return None if source is None else get_gguf().read_gguf(source.location, MODEL).num_weights
-    folder = Path(source.location)
-    entries = [entry for header in read_headers(folder) for entry in header.values() if isinstance(entry, dict)]
-    shapes = [entry.get("shape") for entry in entries]
-    known = [math.prod(shape) for shape in shapes if isinstance(shape, list) and all(isinstance(n, int) for n in shape)]
-    return sum(known) or None
+    return sum(math.prod(shape) for _, shape in read_shapes(Path(source.location))) or None
 
 
 def format_count(count: int) -> str:

@@ -10,11 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from reinforge.config.finetuning_blocks import InFlight
 from reinforge.engine.callers import Caller, Outboxes
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER
 from reinforge.engine.prompts.chat_template import PromptRenderer
 from reinforge.engine.request_codec import RequestCodec, find_end_tokens
-from reinforge.engine.sampling.running_batch import SampleRequest, SamplerStats
+from reinforge.engine.sampling.running_batch import ABORTED, SampleRequest, SamplerStats
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.errors import EngineError
 from reinforge.interfaces import PolicyServer
@@ -57,7 +58,7 @@ class EmbeddedPolicy(PolicyServer):
         sampler: Samples the replies, also those of other adapters.
         published: Called when admission opens.
         copy_weights: Copies the learner's weights to the sampler's; None: they are the same.
-        keeps_replies: Replies in flight continue with the copied weights; False: these wait for them.
+        in_flight: Whether the copied weights wait for the replies in flight, continue them or abort them.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class EmbeddedPolicy(PolicyServer):
         fingerprint: Callable[[], str],
         published: Callable[[], None],
         copy_weights: Callable[[], None] | None = None,
-        keeps_replies: bool = False,
+        in_flight: InFlight = "wait",
     ):
         self.sampler, self.renderer, self.adapter = sampler, renderer, adapter
         self.max_model_len = sampler.model.max_model_len
@@ -80,7 +81,7 @@ class EmbeddedPolicy(PolicyServer):
         sizes = self.max_model_len, sampler.model.vocab_size
         self.codec = RequestCodec(renderer, adapter, *sizes, self.ends, grammars)
         self._name, self._score, self._fingerprint, self._published = name, score, fingerprint, published
-        self._copy_weights, self._keeps_replies = copy_weights, keeps_replies
+        self._copy_weights, self._in_flight = copy_weights, in_flight
         self._admission, self._next_version = AdmissionState.OPEN, 0
         if sampler.model.dtype.itemsize < 4:
             self.tolerance = BFLOAT16_TOLERANCE
@@ -113,17 +114,19 @@ class EmbeddedPolicy(PolicyServer):
             EngineError: The engine is closed, or failed while it sampled.
         """
         loop = asyncio.get_running_loop()
-        caller = Caller(loop, loop.create_future())
-        sampled = await self._prepare(request, caller)
-        self._outboxes.post(loop, sampled, self._publish_if_ended)
-        try:
-            await caller.future
-        except asyncio.CancelledError:
-            sampled.cancelled = True
-            raise
-        if sampled.error is not None:
-            raise sampled.error
-        return self.codec.build_reply(request, sampled)
+        while True:
+            caller = Caller(loop, loop.create_future())
+            sampled = await self._prepare(request, caller)
+            self._outboxes.post(loop, sampled, self._publish_if_ended)
+            try:
+                await caller.future
+            except asyncio.CancelledError:
+                sampled.cancelled = True
+                raise
+            if sampled.error is not None:
+                raise sampled.error
+            if sampled.finish_reason != ABORTED:
+                return self.codec.build_reply(request, sampled)
 
     async def stream(
         self, request: ModelRequest, markers: Sequence[str] = ()
@@ -174,7 +177,7 @@ class EmbeddedPolicy(PolicyServer):
         return await self.codec.encode(request, reply)
 
     async def publish(self, version: int) -> None:
-        """Opens admission on the weights of `version`; a served copy waits for replies, unless it keeps them."""
+        """Opens admission on the weights of `version`; a served copy waits for replies, or does as `in_flight` says."""
         if self._copy_weights is None:
             self.open(version)
         else:
@@ -213,10 +216,11 @@ class EmbeddedPolicy(PolicyServer):
         with self._lock:
             self._refuse_open_job()
         if self._copy_weights is not None:  # without the lock, which new requests take
-            if self._keeps_replies:
-                self.sampler.exchange(version, self._copy_weights, self.adapter)
-            else:
+            if self._in_flight == "wait":
                 self.sampler.pause(self.adapter, self._copy_weights)
+            else:
+                aborts = self._in_flight == "abort"
+                self.sampler.exchange(version, self._copy_weights, self.adapter, aborts=aborts)
         with self._lock:
             self._refuse_open_job()
             self._open(version)

@@ -158,7 +158,7 @@ EXCHANGED = 5  # tokens that the older weights sample
 def keeping(request, tiny_model_dir):
     """An engine whose replies continue with weights that are published; those of its first job."""
     policy = {"max_model_len": 256, **(LORA if request.param == "lora" else {})}
-    with load(tiny_model_dir, keeps_replies=True, **policy) as engine:
+    with load(tiny_model_dir, in_flight="keep", **policy) as engine:
         make_job(engine)
         yield engine
 
@@ -245,6 +245,49 @@ def test_a_request_that_waits_while_weights_are_exchanged_is_sampled_by_the_new_
     fresh = [each for each in replies if each.version == version + 1]
     assert len(fresh) == 4
     assert measure_error(keeping, fresh) < 1e-4
+
+
+async def ask_in_flight(policy, streamed, *requests):
+    """Returns the replies, the first of which is read as it is sampled if `streamed`."""
+
+    async def read(request):
+        return [part async for part in policy.stream(request)][-1]
+
+    first = read(requests[0]) if streamed else policy.sample(requests[0])
+    return await asyncio.gather(first, *map(policy.sample, requests[1:]))
+
+
+@pytest.mark.parametrize("policy", [{}, LORA], ids=["full", "lora"])
+def test_aborted_replies_are_sampled_again_by_the_new_weights(tiny_model_dir, policy):
+    """Whatever constrains them begins again, too; a reply that is read as it grows continues."""
+    settings = {"max_tokens": 12, "ignore_eos": True}
+    asked = [
+        request(seed=1, **settings),
+        request(seed=2, **settings),
+        request(seed=3, frequency_penalty=1.5, **settings),
+    ]
+    with load(tiny_model_dir, in_flight="abort", max_model_len=256, **policy) as engine:
+        for version, streamed in ((1, False), (2, True)):
+            make_job(engine, version)
+            sampler, step, steps = engine.policy.sampler, engine.policy.sampler._step, []
+
+            def publish_once(version=version, step=step, steps=steps):
+                steps.append(version)
+                if len(steps) == EXCHANGED:
+                    engine.policy.open(version)
+                step()
+
+            sampler._step = publish_once
+            first, *replies = asyncio.run(ask_in_flight(engine.policy, streamed, *asked))
+            sampler._step = step
+            assert first.tokens.list_versions() == (
+                [version - 1] * EXCHANGED + [version] * 7 if streamed else [version] * 12
+            )
+            assert [each.tokens.list_versions() for each in replies] == [[version] * 12] * 2
+            assert measure_error(engine, replies if streamed else [first, *replies]) < 1e-4
+            later = asyncio.run(ask_in_flight(engine.policy, False, *asked))
+            assert [each.tokens.token_ids for each in later[1:]] == [each.tokens.token_ids for each in replies]
+            assert sampler.stats().running == 0
 
 
 class Clock:

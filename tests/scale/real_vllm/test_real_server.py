@@ -310,6 +310,23 @@ async def test_replies_in_flight_continue_with_the_new_weights(tmp_path):
             assert num_mixed
 
 
+@pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 4}}], ids=["all", "lora"])
+async def test_aborted_replies_are_sampled_again_by_the_new_weights(tmp_path, policy):
+    model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=True, **SIZES)
+    async with start(build_adapter(replicas=2), model, in_flight="abort", **policy) as adapter:
+        for job in range(2):
+            replies, num_left = await publish_during_replies(adapter, job)
+            assert {tuple(sorted(set(each.list_versions()))) for each in replies} <= {(job,), (job + 1,)}
+            fresh = [each for each in replies if each.policy_version == job + 1]
+            report(
+                f"{num_left} of {len(replies)} replies ended after version {job + 1} was served, {len(fresh)} with it"
+            )
+            assert len(fresh) >= num_left > 0
+            rows = await adapter.policy().score([[*each.prompt_token_ids, *each.token_ids] for each in fresh])
+            for row, each in zip(rows, fresh, strict=True):
+                np.testing.assert_allclose(row[-len(each.token_ids) :], each.logprobs, atol=1e-3)
+
+
 async def test_replies_in_flight_keep_the_adapter_of_their_version(tmp_path):
     model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=True, **SIZES)
     async with start(build_adapter(replicas=2), model, in_flight="keep", lora={"rank": 4}) as adapter:

@@ -89,9 +89,11 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
         mask: Added to the scores, `[B, 1, 1, L]`.
     """
     rows, heads, size = query.shape
-    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1], size) * scale
+    if rows == 1 and not query.is_cuda:  # a CPU multiplies few rows in bfloat16 more slowly than it converts them
+        key, value, mask = key.float(), value.float(), mask.float()
+    grouped = query.to(key.dtype).reshape(rows, key.shape[1], heads // key.shape[1], size) * scale
     scores = torch.matmul(grouped, key.transpose(2, 3)).add_(mask)
-    return torch.matmul(scores.softmax(-1), value).view(rows, heads, size)
+    return torch.matmul(scores.softmax(-1), value).view(rows, heads, size).to(query.dtype)
 
 
 def few_keys_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:

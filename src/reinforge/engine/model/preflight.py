@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,14 @@ def read_headers(folder: Path) -> Iterator[dict[str, Any]]:
             continue  # loading the model reports a damaged file
         if isinstance(header, dict):
             yield header
+
+
+def read_shapes(folder: Path) -> Iterator[tuple[str, list[int]]]:
+    """Yields the names and shapes of the tensors in a folder's safetensors files."""
+    for name, entry in chain.from_iterable(header.items() for header in read_headers(folder)):
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if isinstance(shape, list) and all(isinstance(size, int) for size in shape):
+            yield name, shape
 
 
 def _check_tokenizer(config: PolicyConfig, source: ModelSource) -> list[Problem]:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reinforge.engine.model.attention import build_additive_mask
+from reinforge.engine.model.attention import build_additive_mask, few_keys_attention
 from reinforge.engine.sampling.fast_llama import LlamaSizes, compute_logits, finish_layer, project_qkv
 from reinforge.engine.sampling.kv_cache import round_up
 from reinforge.engine.sampling.llama_weights import LayerWeights, OuterWeights
@@ -103,15 +103,10 @@ def _decode_row(
         query, key, value = project_qkv(x, layer, rows, cos, sin, sizes)
         keys[number].view(-1, sizes.head_size).index_copy_(0, indices, key.reshape(-1, sizes.head_size))
         values[number].view(-1, sizes.head_size).index_copy_(0, indices, value.reshape(-1, sizes.head_size))
-        attended = F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            keys[number][:1, :, :length],
-            values[number][:1, :, :length],
-            attn_mask=sliding if slides[number] else full,
-            scale=sizes.scale,
-            enable_gqa=True,
-        )
-        x = finish_layer(x, attended[0].transpose(0, 1).reshape(x.shape[0], -1), layer, rows, sizes)
+        own = keys[number][:1, :, :length].float(), values[number][:1, :, :length].float()
+        mask = sliding if slides[number] else full  # in float32, since few rows are slow in bfloat16
+        attended = few_keys_attention(query.transpose(0, 1)[None].float(), own[0], own[1], mask.float(), sizes.scale)
+        x = finish_layer(x, attended.reshape(x.shape[0], -1).to(x.dtype), layer, rows, sizes)
     return compute_logits(x, outer, sizes)
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from reinforge.engine.sampling.prefix_cache import CachedPrefix
 
 
+ABORTED = "abort"  # the `finish_reason` of a reply that is to be sampled again, as vLLM calls it, too
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerStats:
     """What the sampler has done so far and holds now."""

@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -37,8 +38,8 @@ from reinforge.engine.sampling.fast_llama import FastLlama, supports_fast_decode
 from reinforge.engine.sampling.kv_cache import MIN_ROWS, KVCache, round_up
 from reinforge.engine.sampling.prefill import Prefiller, PrefillRequest, group_by_prompt
 from reinforge.engine.sampling.prefix_cache import CachedPrefix, PrefixCache
-from reinforge.engine.sampling.projection import can_halve, find_stable_rows
-from reinforge.engine.sampling.running_batch import RunningBatch, SampleRequest, SamplerStats, find_long_rows
+from reinforge.engine.sampling.projection import find_stable_rows
+from reinforge.engine.sampling.running_batch import ABORTED, RunningBatch, SampleRequest, SamplerStats, find_long_rows
 from reinforge.engine.sampling.sampler_trials import SamplerTrials
 from reinforge.engine.sampling.threads import leave_core_to_agents
 from reinforge.engine.sampling.token_sampling import (
@@ -123,7 +124,7 @@ class ReplySampler:
         least = self._min_rows if deterministic else 1
         is_fast = is_used and supports_fast_decode(model)
         fast_llama = FastLlama(model, self._cache, self._masks, least) if is_fast else None
-        if fast_llama is not None and can_halve(model):
+        if model.fast_paths.serving:
             self._min_rows = 1  # nothing is trained on these log-probs, and a single stream pays for each row
         if fast_llama is None and is_used:
             logger.info("sampling %s with transformers' own modules", model.config.model_type)
@@ -183,15 +184,18 @@ class ReplySampler:
         self._admission.pause(adapter)
         self.call(lambda: self._drain(adapter, change))
 
-    def exchange(self, version: int, change: Callable[[], None], adapter: str = DEFAULT_ADAPTER) -> None:
+    def exchange(
+        self, version: int, change: Callable[[], None], adapter: str = DEFAULT_ADAPTER, *, aborts: bool = False
+    ) -> None:
         """Changes an adapter's weights between two steps; its replies in flight continue with them.
 
         Their keys and values stay those that the older weights computed.
 
         Args:
             change: Changes them, in the sampler's thread.
+            aborts: Replies in flight end as `ABORTED` instead, but for those that a client reads as they grow.
         """
-        self.call(lambda: self._exchange(version, change, adapter))
+        self.call(lambda: self._exchange(version, change, adapter, aborts=aborts))
 
     def resume(self, version: int, adapter: str = DEFAULT_ADAPTER) -> None:
         """Admits an adapter's requests again; replies that begin from now on carry `version`."""
@@ -348,9 +352,11 @@ class ReplySampler:
         if self._prefiller.fast_llama is not None:  # others, if any, use the model's own weights
             self._prefiller.fast_llama.drop_weights(adapter if len(self.versions) > 1 else None)
 
-    def _exchange(self, version: int, change: Callable[[], None], adapter: str) -> None:
+    def _exchange(self, version: int, change: Callable[[], None], adapter: str, *, aborts: bool) -> None:
         self._drop_weights(adapter)
         change()
+        if aborts:
+            self._abort(adapter)
         with self._condition:
             self.versions[adapter] = version
         for row, request in enumerate(self._batch.requests):
@@ -359,6 +365,14 @@ class ReplySampler:
         for request in self._admitted:
             if request.adapter == adapter:
                 request.version, request.computed = version, None
+
+    def _abort(self, adapter: str) -> None:
+        requests = self._batch.requests
+        leaving = [request.adapter == adapter and request.new_tokens is None for request in requests]
+        aborted = list(compress(requests, leaving))
+        for request in aborted:
+            request.finish_reason = ABORTED
+        self._remove(np.array(leaving, np.bool_), aborted)
 
     def _fail(self, cause: Exception) -> None:
         with self._condition:
@@ -652,11 +666,15 @@ class ReplySampler:
             request.finish_reason = "stop" if ended[row] else "length"
             finished.append(request)
             self._add_to_prefix_cache(row)
-        length = int(batch.positions[: batch.count].max())
-        sources, targets = batch.remove(leaving)
+        self._remove(leaving, finished)
+
+    def _remove(self, leaving: NDArray[np.bool_], requests: list[SampleRequest]) -> None:
+        """Frees the slots of these rows, whose requests get what they have."""
+        length = int(self._batch.positions[: self._batch.count].max(initial=0))
+        sources, targets = self._batch.remove(leaving)
         if len(sources):
             self._cache.move(sources, targets, round_up(length))
-        self._deliver(finished)
+        self._deliver(requests)
 
     def _add_to_prefix_cache(self, row: int) -> None:
         """Caches the slot of a finished reply: all its tokens but the last, which was never fed to the model."""

@@ -183,10 +183,10 @@ def forecast(loaded: LoadedConfig, plan: ClusterPlan) -> ClusterForecast:
             "publishing": min(1.0, costs.publish_s / epoch_s),
         },
         staleness={
-            f"max_staleness {number}{', in_flight keep' if keep else ''}": planned.simulate(
-                max_staleness=number, keep=keep
+            f"max_staleness {number}{', in_flight keep' if in_flight == 'keep' else ''}": planned.simulate(
+                max_staleness=number, in_flight=in_flight
             ).epoch_s
-            for number, keep in ((0, False), (1, False), (1, True))
+            for number, in_flight in ((0, "wait"), (1, "wait"), (1, "keep"))
         },
         doubled=planned.double_each(),
         num_faults=base.num_faults * run_s / base.seconds,
@@ -305,7 +305,7 @@ def find_work(loaded: LoadedConfig, plan: ClusterPlan) -> tuple[Work, int]:
         tool_s=lengths.tool_s if lengths else Spread(given.tool_s, given.spread),
         steps_per_job=config.policy.batch.steps_per_job or 1,
         max_staleness=limits.max_staleness,
-        keep=limits.in_flight == "keep",
+        in_flight=limits.in_flight,
     )
     return work, config.num_epochs
 

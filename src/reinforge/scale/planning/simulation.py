@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from reinforge.config.finetuning_blocks import InFlight
 from reinforge.scale.engine_group import EngineRouter
 
 ALWAYS = -1  # the life of events that happen although the driver has died
@@ -128,7 +129,7 @@ class Work:
         turns: Model calls per episode.
         prompt, reply, message: Tokens of the first prompt, of each reply, and of what the environment adds.
         tool_s: Seconds between a reply and the next call.
-        keep: Replies in flight continue with new weights (`limits.in_flight`).
+        in_flight: What happens to replies that are being sampled when weights are published (`limits.in_flight`).
     """
 
     num_epochs: int
@@ -142,7 +143,7 @@ class Work:
     tool_s: Spread = Spread(0.0)
     steps_per_job: int = 1
     max_staleness: int = 0
-    keep: bool = False
+    in_flight: InFlight = "wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +389,7 @@ class Simulation:
 
     def _call(self, episode: SimulatedEpisode) -> None:
         """The driver's half of a model call before it is sent."""
-        if self.phase in (DRAINING, PUBLISHING) and not self.work.keep:
+        if self.phase in (DRAINING, PUBLISHING) and self.work.in_flight == "wait":
             self.held.append(episode)
             return
         costs, driver = self.costs, self.costs.driver
@@ -474,10 +475,13 @@ class Simulation:
             self._publish_if_quiet()
 
     def _publish_if_quiet(self) -> None:
-        if self.phase != DRAINING or (self.num_replies and not self.work.keep):
+        in_flight = self.work.in_flight
+        if self.phase != DRAINING or (self.num_replies and in_flight == "wait"):
             return
         self.phase = PUBLISHING
-        if self.work.keep and self.costs.recompute:
+        for number in range(len(self.samplers)) if in_flight == "abort" else ():
+            self._interrupt(number, self.costs.publish_s)
+        if in_flight == "keep" and self.costs.recompute:
             for number, sampler in enumerate(self.samplers):
                 if sampler.running:
                     sampler.advance(self.now_s)
@@ -502,19 +506,25 @@ class Simulation:
 
     def _lose_sampler(self, number: int) -> None:
         """Its replies are sampled again elsewhere."""
-        sampler = self.samplers[number]
         self._plan_fault(self.faults.sampler_every_s, self._lose_sampler, number)
         if not self.router.has(number):
             return
         self.num_faults += 1
+        self._interrupt(number)
+        self.router.remove(number)
+        self._at(self.now_s + self.faults.restart_s, self._return_sampler, number, life=ALWAYS)
+
+    def _interrupt(self, number: int, after_s: float = 0.0) -> None:
+        """Lets a sampler lose its replies, which are sent again after some seconds."""
+        sampler = self.samplers[number]
         sampler.advance(self.now_s)
         replies = [*(reply for _, _, reply in sampler.running), *(reply for reply, _ in sampler.waiting)]
         self.lost_tokens += self._count_sampled(sampler)
         sampler.clear()
-        self.router.remove(number)
         for reply in replies:
-            self._at(self.driver.serve(self.now_s, self.costs.driver.message_s), self._arrive, reply)
-        self._at(self.now_s + self.faults.restart_s, self._return_sampler, number, life=ALWAYS)
+            self.router.release(number)
+            at_s = self.driver.serve(self.now_s, self.costs.driver.message_s)
+            self._at(at_s + after_s, self._arrive, reply)
 
     def _count_sampled(self, sampler: SimulatedSampler) -> int:
         """Returns the tokens of the replies that it has not finished."""

@@ -3,11 +3,11 @@
     write the weights ─► /pause?mode=wait ─► load ─► /reset_prefix_cache ─► label ─► /resume ─► canary ─► requests
 
 No request of an agent reaches a server between the first and the last: a reply is of one version, whose label it
-carries; with `mode=keep` replies in flight continue after `/resume`, and carry the label of each part. A server that is
-lost takes no reply along; the next version is sent to its replacement, too.
+carries; with `mode=keep` replies in flight continue after `/resume`, and carry the label of each part, with `abort`
+they are asked for again. A server that is lost takes no reply along; the next version is sent to its replacement, too.
 
 An adapter is never replaced while a reply uses it: vLLM 0.32 then gave further tokens log-probs of neither version.
-With `in_flight: keep` each version of an adapter has a name of its own, and nothing is paused.
+With `in_flight: keep` or `abort` each version of an adapter has a name of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import numpy as np
 from reinforge.adapters.local_config import VLLMSamplerConfig
 from reinforge.config.finetuning_blocks import LimitsConfig
 from reinforge.engine.policies import NamedPolicies
+from reinforge.engine.sampling.running_batch import ABORTED
 from reinforge.errors import BackendError, BackendUnavailable, JobFailed
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
@@ -64,7 +65,7 @@ class VLLMSampler:
         limits: LimitsConfig,
     ):
         self.config, self._project_root = config, project_root
-        self._keeps = limits.in_flight == "keep"
+        self._in_flight, self._waits = limits.in_flight, limits.in_flight == "wait"
         self.admission = Admission()
         self._run, self._version = secrets.token_hex(4), engine.policy.version
         self._lock = asyncio.Lock()
@@ -77,7 +78,7 @@ class VLLMSampler:
         self._source = engine
         self._described = self._source.describe_model()
         has_adapters = self._described.lora_rank is not None
-        self.keeps_adapters = has_adapters and self._keeps
+        self.keeps_adapters = has_adapters and not self._waits
         self._num_kept = limits.max_staleness + 1 if self.keeps_adapters else 1
         policies = {
             name: VLLMPolicy(
@@ -140,7 +141,7 @@ class VLLMSampler:
             folder,
             found.dtype,
             found.max_model_len,
-            found.max_num_seqs + (NUM_PROBES if self._keeps else 0),  # which begin at once
+            found.max_num_seqs + (0 if self._waits else NUM_PROBES),  # which begin at once
             seed,
             found.lora_rank,
             len(self._policies) * (self._num_kept + self.keeps_adapters),  # the newest is loaded before the oldest goes
@@ -158,11 +159,13 @@ class VLLMSampler:
             place = self._router.acquire(key)
             assert place is not None  # the last one is never taken out
             try:
-                async with self._slots[place] if self._keeps else nullcontext():
-                    if self._keeps:  # a version may be on its way
+                async with nullcontext() if self._waits else self._slots[place]:
+                    if not self._waits:  # a version may be on its way
                         await self.admission.wait()
                     name, version = self._name_adapter(adapter), self._version
-                    return await self.servers[place].generate(body, name), version
+                    answer = await self.servers[place].generate(body, name)
+                if self._in_flight != "abort" or answer.choices[0].finish_reason != ABORTED:
+                    return answer, version
             except BackendUnavailable as error:
                 num_lost += 1
                 if num_lost == MAX_LOST or not await self._take_out(place, error):
@@ -205,7 +208,7 @@ class VLLMSampler:
     async def publish(self, version: int) -> None:
         """Sends the weights of all adapters to all servers, and admits requests once they are served."""
         async with self._lock:
-            await self.admission.close(waits=not self._keeps)
+            await self.admission.close(waits=self._waits)
             try:
                 self._version = version
                 await self._take_in()
@@ -264,10 +267,10 @@ class VLLMSampler:
         try:
             if self.keeps_adapters:
                 named = {self._name_adapter(policies[name].adapter): folder for name, folder in folders.items()}
-                await server.add_adapters(named, self.label)
+                await server.add_adapters(named, self.label, aborts=self._in_flight == "abort")
             else:
                 sent = {policies[name].adapter: folder for name, folder in folders.items()}
-                await server.send(sent, self.label, keeps_replies=self._keeps)
+                await server.send(sent, self.label, self._in_flight)
             for policy in policies.values():
                 adapter = self._name_adapter(policy.adapter)
                 difference = await check_served_weights(policy, adapter, self._version, server)

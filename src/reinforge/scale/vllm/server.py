@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.adapters.local_config import VLLMSamplerConfig
+from reinforge.config.finetuning_blocks import InFlight
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
 from reinforge.scale.vllm.client import GenerateAnswer, VLLMClient
@@ -103,20 +104,23 @@ class VLLMServer:
             return True
         return False
 
-    async def add_adapters(self, folders: Mapping[str | None, Path], label: str) -> None:
-        """Loads adapters under new names, beside the older ones, with which the replies in flight continue."""
+    async def add_adapters(self, folders: Mapping[str | None, Path], label: str, *, aborts: bool) -> None:
+        """Loads adapters under new names, beside the older ones, with which replies continue that it does not abort."""
         for adapter, folder in folders.items():
             await self._load(adapter, folder)
         await self.client.set_weight_label(label)
+        if aborts:
+            await self.client.pause("abort")
+            await self.client.resume()
 
-    async def send(self, folders: Mapping[str | None, Path], label: str, *, keeps_replies: bool = False) -> None:
+    async def send(self, folders: Mapping[str | None, Path], label: str, in_flight: InFlight = "wait") -> None:
         """Loads the weights of folders, by the adapter's name, and lets no key of older ones be used.
 
         Args:
-            keeps_replies: The replies in flight continue with the new weights; False: these wait for them.
+            in_flight: Whether the new weights wait for the replies in flight, continue them or abort them.
         """
         try:
-            await self.client.pause("keep" if keeps_replies else "wait")
+            await self.client.pause(in_flight)
             for adapter, folder in folders.items():
                 await self._load(adapter, folder)
             await self.client.reset_prefix_cache()

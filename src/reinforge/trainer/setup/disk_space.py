@@ -11,7 +11,7 @@ from pathlib import Path
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.policy import LoRAConfig, PolicyConfig
 from reinforge.engine.learning_rate import count_parameters
-from reinforge.engine.model.preflight import read_headers
+from reinforge.engine.model.preflight import read_shapes
 from reinforge.engine.model.source import find_weights
 from reinforge.errors import Problem
 from reinforge.files import find_existing_folder
@@ -69,14 +69,11 @@ def _measure_adapter(model: str | None, lora: LoRAConfig) -> int:
     Example: a matrix of 100 x 20, rank 4 -> 4 x 4 x (100 + 20) = 1,920; in `modules_to_save` 4 x 100 x 20 more.
     """
     source, size = find_weights(model), 0
-    headers = () if source is None or source.is_gguf else read_headers(Path(source.location))
-    for name, entry in (
-        (name, entry) for header in headers for name, entry in header.items() if name != "__metadata__"
-    ):
-        *outer, rows, columns = [1, 1, *entry["shape"]]
+    for name, shape in () if source is None or source.is_gguf else read_shapes(Path(source.location)):
+        *outer, rows, columns = 1, 1, *shape
         size += BYTES_PER_WEIGHT * lora.r * math.prod(outer) * (rows + columns)
         if not {*name.split(".")}.isdisjoint(lora.modules_to_save or ()):
-            size += BYTES_PER_WEIGHT * math.prod(entry["shape"])
+            size += BYTES_PER_WEIGHT * math.prod(shape)
     return size
 
 
