@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from reinforge.engine.sampling.running_batch import SampleRequest
@@ -111,26 +109,3 @@ def _wake_callers(requests: list[SampleRequest]) -> None:
 def _wake_streams(requests: list[SampleRequest]) -> None:
     for request in requests:
         request.owner.wake()  # type: ignore[attr-defined]
-
-
-class SamplerTurns:
-    """Lets the sampler work as long as the last part of a computation took; called in its thread between the parts."""
-
-    def __init__(self, sampler: ReplySampler, clock: Callable[[], float] = time.monotonic):
-        self._sampler, self._clock = sampler, clock
-        self._since_s: float | None = None
-
-    @contextmanager
-    def share_thread(self) -> Iterator[None]:
-        """Measures the computation inside the block, which may give the sampler turns."""
-        before, self._since_s = self._since_s, self._clock()
-        try:
-            yield
-        finally:
-            self._since_s = before
-
-    def __call__(self) -> None:
-        """Gives the sampler its turn; does nothing outside `share_thread`."""
-        if self._since_s is not None:
-            self._sampler.run_for(self._clock() - self._since_s)
-            self._since_s = self._clock()

@@ -29,7 +29,7 @@ import torch
 from reinforge.config.finetuning_blocks import InFlight
 from reinforge.config.policy import PolicyConfig
 from reinforge.engine import checkpoint
-from reinforge.engine.callers import SamplerTurns, deliver_replies, report_tokens
+from reinforge.engine.callers import deliver_replies, report_tokens
 from reinforge.engine.devices import Destination, is_out_of_memory, repeat_sums
 from reinforge.engine.jobs import EngineJobs
 from reinforge.engine.learning_rate import count_weights, fill_in_learning_rate, fill_in_stages
@@ -125,7 +125,7 @@ class Engine:
         self._grammars_lock = threading.Lock()
         self._served: ServedCopy | None = None
         if serves_during_jobs:
-            from reinforge.engine.model.served_copy import ServedCopy  # most runs have none
+            from reinforge.engine.model.served_copy import ServedCopy  # for overlap alone
 
             self._served = ServedCopy(model, adapters)
         sampler_type = ReplySampler
@@ -149,7 +149,7 @@ class Engine:
             model_name = (config.model or model.config.model_type) if len(adapters) == 1 else name
             copy_weights = None if self._served is None else partial(self._served.update, name)
             self.policies[name] = self._make_policy(name, model_name, copy_weights, in_flight)
-        self._turns = None if self._served is None else SamplerTurns(self._sampler)
+        self._turns = None if self._served is None else self._served.make_turns(self._sampler.run_for)
         self.policy = self.policies[adapters[0]]
         masks = None if waits else self._call(lambda: make_sharing_masks(model))
         self._scorer = LogprobScorer(

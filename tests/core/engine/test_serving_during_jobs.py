@@ -4,14 +4,13 @@ import asyncio
 import copy
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from reinforge.config.policy import LoRAConfig
-from reinforge.engine.callers import SamplerTurns
+from reinforge.engine.model.served_copy import SamplerTurns
 from reinforge.engine.sampling.sampler import ReplySampler
 from reinforge.errors import EngineError, JobFailed
 from reinforge.trainer.versions import probe
@@ -302,7 +301,7 @@ class Clock:
 
 def test_the_sampler_gets_as_long_as_the_computation_before():
     given, clock = [], Clock()
-    turns = SamplerTurns(SimpleNamespace(run_for=given.append), clock)
+    turns = SamplerTurns(given.append, clock)
     turns()
     assert given == [], "nothing shares the thread"
     with turns.share_thread():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -16,6 +18,10 @@ class ServedCopy:
     def __init__(self, model: CausalModel, adapters: Sequence[str]):
         self._trained = model
         self.model = model.make_served_copy(_find_trained(model, adapters))
+
+    def make_turns(self, run_for: Callable[[float], None]) -> SamplerTurns:
+        """Returns what gives the sampler its turns, from what lets it sample for some seconds."""
+        return SamplerTurns(run_for)
 
     @torch.no_grad()
     def update(self, adapter: str) -> None:
@@ -34,3 +40,26 @@ def _find_trained(model: CausalModel, adapters: Sequence[str]) -> list[torch.nn.
         model.use_adapter(name)
         found += model.trained_parameters.values()
     return found
+
+
+class SamplerTurns:
+    """Lets the sampler work as long as the last part of a computation took; called in its thread between the parts."""
+
+    def __init__(self, run_for: Callable[[float], None], clock: Callable[[], float] = time.monotonic):
+        self._run_for, self._clock = run_for, clock
+        self._since_s: float | None = None
+
+    @contextmanager
+    def share_thread(self) -> Iterator[None]:
+        """Measures the computation inside the block, which may give the sampler turns."""
+        before, self._since_s = self._since_s, self._clock()
+        try:
+            yield
+        finally:
+            self._since_s = before
+
+    def __call__(self) -> None:
+        """Gives the sampler its turn; does nothing outside `share_thread`."""
+        if self._since_s is not None:
+            self._run_for(self._clock() - self._since_s)
+            self._since_s = self._clock()

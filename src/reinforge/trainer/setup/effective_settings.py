@@ -82,14 +82,9 @@ def _describe_trackers(config: FinetuneConfig) -> str:
 
 def _describe_overlap(limits: LimitsConfig) -> str:
     versions = f"{limits.max_staleness} version{'s' * (limits.max_staleness > 1)}"
-    return (
-        f"later epochs are sampled while a job trains; no trained token is more than {versions} old"
-        + {
-            "wait": "",
-            "keep": "; replies in flight continue with new weights",
-            "abort": "; replies in flight are sampled again from new weights",
-        }[limits.in_flight]
-    )
+    fates = {"keep": "; replies in flight continue with new weights", "abort": "; replies in flight are sampled again"}
+    kept = fates.get(limits.in_flight, "")
+    return f"later epochs are sampled while a job trains; no trained token is more than {versions} old{kept}"
 
 
 def _describe_sampling(parts: Parts) -> str:
