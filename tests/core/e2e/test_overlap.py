@@ -65,24 +65,25 @@ def test_a_run_that_samples_while_it_trains_reaches_the_same_verdict(project):
 
 
 @pytest.mark.slow
-def test_replies_in_flight_continue_with_new_weights(project, monkeypatch):
+@pytest.mark.parametrize(("in_flight", "told"), [("keep", "continue with new weights"), ("abort", "are sampled again")])
+def test_replies_in_flight_continue_with_new_weights_or_begin_again(project, monkeypatch, in_flight, told):
     exchange = ReplySampler.exchange
 
-    def exchange_during_a_reply(self, *args):
+    def exchange_during_a_reply(self, *args, **settings):
         end = time.monotonic() + 5
         while not self.stats().running and time.monotonic() < end:  # all agents may be between two calls
             time.sleep(0.001)
-        exchange(self, *args)
+        exchange(self, *args, **settings)
 
     monkeypatch.setattr(ReplySampler, "exchange", exchange_during_a_reply)
     project.set("finetuning.num_epochs", 4)
     agent = AGENT.replace("range(2)", "range(4)").replace("max_tokens=4", "max_tokens=16")
-    finish(project, 1, agent, in_flight="keep")
+    finish(project, 1, agent, in_flight=in_flight)
     assert_bounded(project)
-    assert "replies in flight continue with new weights" in (project.run / "run.log").read_text()
+    assert f"replies in flight {told}" in (project.run / "run.log").read_text()
     rows = read_rows(project.run, "SELECT data FROM episodes WHERE phase = 'collect'")
     later = [call.get("later_versions", []) for (data,) in rows for call in json.loads(data)["calls"]]
-    assert any(later), "some replies were in flight"
+    assert any(later) == (in_flight == "keep"), "some replies were in flight"
     assert all(len(each) <= 1 for each in later), "an epoch ends before the next version but one"
 
 
@@ -95,7 +96,7 @@ def test_adapters_are_trained_while_a_copy_of_them_samples(project):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not is_installed("ray"), reason="needs the extra `ray`")
-@pytest.mark.parametrize("in_flight", ["wait", "keep"])
+@pytest.mark.parametrize("in_flight", ["wait", "keep", "abort"])
 def test_workers_sample_while_they_train(project, in_flight):
     project.set("trainer_adapters.adapter", {"_type": "ray", "num_workers": 2}).set("finetuning.num_epochs", 3)
     finish(project, 1, in_flight=in_flight)
