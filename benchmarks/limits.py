@@ -27,6 +27,8 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -168,30 +170,37 @@ def compare_products(size: str, args: argparse.Namespace) -> None:
 
 
 def measure_lengths(size: str, args: argparse.Namespace) -> None:
-    """Prints seconds and memory of a step on one conversation of each length."""
+    """Prints seconds and memory of a step on one conversation of each length, each in a process of its own."""
     with random_model({**SHAPES[size], "max_position_embeddings": max(args.lengths)}) as model:
         for recomputes in (False, True):
-            engine, peak = load(model, args, activation_checkpointing=recomputes), Peak()
-            rng = np.random.default_rng(0)
             for length in args.lengths:
-                tokens = rng.integers(10, engine.model.vocab_size, length).tolist()
-                logprobs = (-float(np.log(engine.model.vocab_size)),) * REPLY
-                sample = make_sample(TokenLogprobs(tuple(tokens[:-REPLY]), tuple(tokens[-REPLY:]), logprobs), 1.0)
-                seconds, used = list[float](), 0
-                for _ in range(args.rounds):
-                    engine.begin_job()
-                    before, started = peak.reset(), time.perf_counter()
-                    engine.update([sample], LossSpec("clipped_pg"), progress_start=0.0, progress_end=1.0)
-                    seconds.append(time.perf_counter() - started)
-                    used = max(used, peak.read() - before)
-                    engine.rollback()
+                with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                    seconds, used = process.submit(measure_length, model, args, length, recomputes=recomputes).result()
                 print(
                     f"{size}, {args.dtype}{f', LoRA {args.lora}' if args.lora else ''}, {length:,} tokens, "
                     f"{'with' if recomputes else 'without'} activation checkpointing: "
-                    f"{statistics.median(seconds):.2f} s, {used / 2**20:,.0f} MiB",
+                    f"{seconds:.2f} s, {used / 2**20:,.0f} MiB",
                     flush=True,
                 )
-            engine.close()
+
+
+def measure_length(model: str, args: argparse.Namespace, length: int, *, recomputes: bool) -> tuple[float, int]:
+    """Returns the least seconds of a step, and the bytes at its peak above the loaded model."""
+    engine, rng, seconds = load(model, args, activation_checkpointing=recomputes), np.random.default_rng(0), []
+    tokens = rng.integers(10, engine.model.vocab_size, length).tolist()
+    logprobs = (-float(np.log(engine.model.vocab_size)),) * REPLY
+    sample = make_sample(TokenLogprobs(tuple(tokens[:-REPLY]), tuple(tokens[-REPLY:]), logprobs), 1.0)
+    peak = Peak()
+    before = peak.reset()
+    for _ in range(args.rounds):
+        engine.begin_job()
+        started = time.perf_counter()
+        engine.update([sample], LossSpec("clipped_pg"), progress_start=0.0, progress_end=1.0)
+        seconds.append(time.perf_counter() - started)
+        engine.rollback()
+    used = peak.read() - before
+    engine.close()
+    return min(seconds), used
 
 
 def measure(size: str, args: argparse.Namespace, limits: Limits) -> None:
@@ -207,8 +216,8 @@ def measure(size: str, args: argparse.Namespace, limits: Limits) -> None:
     print(f"{size}, {args.dtype}{f', LoRA {args.lora}' if args.lora else ''}: a step of training {whole:.2f} s")
     for name, seconds in least.items():
         times = [each[name] for each in rounds]
-        low, middle, high = sorted(seconds / each for each in times)[:: max(1, (len(times) - 1) // 2)][:3]
-        spread = f"{low:.2f} / {middle:.2f} / {high:.2f} of the limit"
+        shares = [seconds / each for each in times]
+        spread = f"{min(shares):.2f} / {statistics.median(shares):.2f} / {max(shares):.2f} of the limit"
         print(f"  {name:<10}{1e3 * statistics.median(times):>10.1f} ms   {spread}")
 
 

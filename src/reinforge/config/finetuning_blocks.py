@@ -38,8 +38,7 @@ class SamplingConfig(Block):
 
 Penalty = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
 
-InFlight = Literal["wait", "keep", "abort"]
-"""What happens to replies that are being sampled when weights are published (`limits.in_flight`)."""
+InFlight = Literal["wait", "keep", "abort"]  # what happens to replies that are being sampled, at new weights
 
 
 class OutcomesConfig(Block):

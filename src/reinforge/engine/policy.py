@@ -219,8 +219,7 @@ class EmbeddedPolicy(PolicyServer):
             if self._in_flight == "wait":
                 self.sampler.pause(self.adapter, self._copy_weights)
             else:
-                aborts = self._in_flight == "abort"
-                self.sampler.exchange(version, self._copy_weights, self.adapter, aborts=aborts)
+                self.sampler.exchange(version, self._copy_weights, self.adapter, aborts=self._in_flight == "abort")
         with self._lock:
             self._refuse_open_job()
             self._open(version)

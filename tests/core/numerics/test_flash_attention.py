@@ -30,12 +30,18 @@ def test_runs_are_adjacent_rows_with_equally_many_members():
 
 @pytest.mark.parametrize("length", [1, 63, 192, 193, 400])
 @pytest.mark.parametrize("lengths", [None, (9, 9, 9), (9, 2, 7)])
-def test_attention_and_gradients_equal_the_formula(length, lengths):
+@pytest.mark.parametrize(
+    ("dtype", "long_row", "errors"),
+    [("float32", 1024, (1e-5, 1e-4)), ("bfloat16", 1024, (0.02, 0.05)), ("bfloat16", 1, (0.02, 0.05))],
+)
+def test_attention_and_gradients_equal_the_formula(length, lengths, dtype, long_row, errors, monkeypatch):
+    """In bfloat16 the kernel gets float32 or, for long rows, what it is given."""
+    monkeypatch.setattr("reinforge.engine.model.flash_attention.LONG_ROW", long_row)
     torch.manual_seed(0)
     groups = [0, 0, 1, 1, 2]
     shapes = [(5, 6, length, 8), (5, 2, length, 8), (5, 2, length, 8)] + ([(3, 2, 9, 8)] * 2 if lengths else [])
-    ours = [torch.randn(shape).requires_grad_() for shape in shapes]
-    theirs = [states.detach().clone().requires_grad_() for states in ours]
+    ours = [torch.randn(shape, dtype=getattr(torch, dtype)).requires_grad_() for shape in shapes]
+    theirs = [states.detach().float().clone().requires_grad_() for states in ours]
     seen = torch.ones(5, 1, length, length).tril()
     if lengths:
         runs = find_prefix_runs(groups, lengths)
@@ -49,12 +55,12 @@ def test_attention_and_gradients_equal_the_formula(length, lengths):
         query, keys, values = theirs
     scores = query @ keys.repeat_interleave(3, 1).transpose(-1, -2) * 0.3 + seen.log()
     wanted = (scores.softmax(-1) @ values.repeat_interleave(3, 1)).transpose(1, 2)
-    assert (found - wanted).abs().max() < 1e-5
-    credit = torch.randn_like(wanted)
+    assert (found - wanted).abs().max() < errors[0]
+    credit = torch.randn_like(wanted).to(found.dtype)
     (found * credit).sum().backward()
     (wanted * credit).sum().backward()
     for a, b in zip(ours, theirs, strict=True):
-        assert (a.grad - b.grad).abs().max() <= 1e-4 * b.grad.abs().max() + 1e-6
+        assert (a.grad - b.grad).abs().max() <= errors[1] * b.grad.abs().max() + 1e-6
 
 
 @pytest.mark.parametrize(

@@ -367,9 +367,8 @@ class ReplySampler:
                 request.version, request.computed = version, None
 
     def _abort(self, adapter: str) -> None:
-        requests = self._batch.requests
-        leaving = [request.adapter == adapter and request.new_tokens is None for request in requests]
-        aborted = list(compress(requests, leaving))
+        leaving = [each.adapter == adapter and each.new_tokens is None for each in self._batch.requests]
+        aborted = list(compress(self._batch.requests, leaving))
         for request in aborted:
             request.finish_reason = ABORTED
         self._remove(np.array(leaving, np.bool_), aborted)
