@@ -99,7 +99,7 @@ class VLLMServer:
         self.keeps_output_layer = self.keeps_prefix_cache = self.ignores_weights = self.loses_label = False
         self.is_away = self.is_busy = False
         self.waits_at: int | None = None
-        self._aborts = False
+        self._num_aborts = 0
         self.label, self.url = "default", ""
         self._cache: dict[Any, Any] = {}
         self._paused, self._frozen = threading.Event(), threading.Event()
@@ -183,10 +183,10 @@ class VLLMServer:
 
     async def _pause(self, request: web.Request) -> web.Response:
         self._paused.set()
-        self._aborts = request.query.get("mode") == "abort"
-        if self._aborts:
+        if request.query.get("mode") == "abort":
+            self._num_aborts += 1
             self.waits_at = None  # what is asked again does not wait
-        if self._aborts or request.query.get("mode") == "keep":
+        elif request.query.get("mode") == "keep":
             self._frozen.set()
         await asyncio.get_running_loop().run_in_executor(None, lambda: self._lock.acquire() and self._lock.release())
         self._drop_cache()
@@ -278,15 +278,16 @@ class VLLMServer:
             }
         )
 
-    def _wait_while_frozen(self, *, waits: bool = False) -> bool:
+    def _wait_while_frozen(self, *, waits: bool = False, num_aborts: int = 0) -> bool:
         """Lets the weights change while replies are kept; returns whether that was so.
 
         Args:
-            waits: First wait until they are.
+            waits: First wait until they are, or aborted.
+            num_aborts: How often replies had been aborted when this one began.
         """
         was_frozen = waits or self._frozen.is_set()
         while waits or self._frozen.is_set():
-            waits = waits and not self._frozen.is_set()
+            waits = waits and not self._frozen.is_set() and num_aborts == self._num_aborts
             self._lock.release()
             time.sleep(0.001)
             self._lock.acquire()
@@ -301,6 +302,7 @@ class VLLMServer:
         content, token_ids, reason, spans = [], [], "length", []
         with self._lock:
             self._wait_while_frozen()
+            num_aborts = self._num_aborts
             served = self.served if name == "policy" else self.adapters[name][1]
             logits, past = self._prefill(served, name, prompt, reads=not settings.get("skip_reading_prefix_cache"))
             while True:
@@ -320,10 +322,11 @@ class VLLMServer:
                     reason = "stop"
                 if reason == "stop" or len(token_ids) == settings["max_tokens"]:
                     break
-                if self._wait_while_frozen(waits=len(token_ids) == self.waits_at):
-                    if self._aborts:
-                        reason = "abort"
-                        break
+                was_frozen = self._wait_while_frozen(waits=len(token_ids) == self.waits_at, num_aborts=num_aborts)
+                if num_aborts != self._num_aborts:
+                    reason = "abort"
+                    break
+                if was_frozen:
                     served = self.served if name == "policy" else self.adapters[name][1]
                     logits, past = self._prefill(served, name, prompt + token_ids, reads=False)
                 else:
