@@ -175,8 +175,8 @@ def _widen(states: Sequence[Tensor], runs: Sequence[PrefixRun]) -> list[Tensor]:
     """Returns states, the first of a row's own tokens, in float32 where the kernel's backward pass gains by it."""
     # in bfloat16 it takes 5 x as long on a CPU without such products, and 1.5 x on short rows of others
     longest = max(states[0].shape[2], *(run.length for run in runs), 0)
-    is_fast = longest >= LONG_ROW and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return [each if is_fast or each.dtype.itemsize >= 4 else each.float() for each in states]
+    fast = longest >= LONG_ROW and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return [each if fast or each.dtype.itemsize >= 4 else each.float() for each in states]
 
 
 def _split_queries(query: Tensor) -> list[tuple[int, int]]:
