@@ -90,7 +90,7 @@ class _FlashAttention(Function):
     ) -> Tensor:
         """Returns the attention; saves it with its log-sum-exps and the inputs."""
         saved = query, key, value, *prefix
-        query, key, value, *prefix = _widen(saved, runs)
+        query, key, value, *before = _widen(saved, runs)
         parts = [
             _FLASH(
                 query[:, :, a:b],
@@ -107,7 +107,7 @@ class _FlashAttention(Function):
         for run in runs:
             over_prefix, prefix_sums = _FLASH(
                 _group_rows(query, run),
-                *_select_prefixes(prefix, run),
+                *_select_prefixes(before, run),
                 0.0,
                 False,
                 attn_mask=_expand_mask(query, run),
