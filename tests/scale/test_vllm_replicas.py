@@ -53,19 +53,24 @@ LONG = [
 ]
 
 
+async def train_while_replies_wait(adapter, servers):
+    """Returns the tokens of replies that had 16 of 40 when the next version was published."""
+    policy = adapter.policy()
+    groups = await sample_groups(policy)
+    for server in servers:
+        server.waits_at = 16
+    asked = [asyncio.create_task(policy.sample(each)) for each in LONG]
+    await asyncio.sleep(0.05)
+    await train(adapter, groups, 0)
+    return [reply.tokens for reply in await asyncio.gather(*asked)]
+
+
 @pytest.mark.slow
 async def test_replies_in_flight_continue_with_the_new_weights(servers, tiny_model_dir):
     async with start(servers, tiny_model_dir, in_flight="keep") as adapter:
-        policy = adapter.policy()
-        groups = await sample_groups(policy)
-        for server in servers:
-            server.waits_at = 16
-        asked = [asyncio.create_task(policy.sample(each)) for each in LONG]
-        await asyncio.sleep(0.05)
-        await train(adapter, groups, 0)
-        for tokens in [reply.tokens for reply in await asyncio.gather(*asked)]:
+        for tokens in await train_while_replies_wait(adapter, servers):
             assert tokens.list_versions() == [0] * 16 + [1] * 24
-            [scores] = await policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]])
+            [scores] = await adapter.policy().score([[*tokens.prompt_token_ids, *tokens.token_ids]])
             differences = np.abs(scores[-40:] - tokens.logprobs)
             assert differences[16:].max() < 1e-4 < 1e-3 < differences[:16].max()
 
@@ -73,16 +78,9 @@ async def test_replies_in_flight_continue_with_the_new_weights(servers, tiny_mod
 @pytest.mark.parametrize("policy", [{}, {"lora": {"rank": 4}}], ids=["all", "lora"])
 async def test_aborted_replies_are_sampled_again_by_the_new_weights(servers, tiny_model_dir, policy):
     async with start(servers, tiny_model_dir, in_flight="abort", **policy) as adapter:
-        policy = adapter.policy()
-        groups = await sample_groups(policy)
-        for server in servers:
-            server.waits_at = 16
-        asked = [asyncio.create_task(policy.sample(each)) for each in LONG]
-        await asyncio.sleep(0.05)
-        await train(adapter, groups, 0)
-        for tokens in [reply.tokens for reply in await asyncio.gather(*asked)]:
+        for tokens in await train_while_replies_wait(adapter, servers):
             assert tokens.list_versions() == [1] * 40
-            [scores] = await policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]])
+            [scores] = await adapter.policy().score([[*tokens.prompt_token_ids, *tokens.token_ids]])
             np.testing.assert_allclose(scores[-40:], tokens.logprobs, atol=1e-4)
         long = [body for server in servers for path, body in server.calls if path == "/inference/v1/generate"]
         assert sum(body["sampling_params"]["max_tokens"] == 40 for body in long) == 2 * len(LONG)

@@ -64,7 +64,7 @@ class RepeatedText:
             self._token_ids.append(token)
 
     def guess(self) -> list[int]:
-        """Returns the tokens that may come next; none if there is no guess, or recent guesses were wrong."""
+        """Returns the tokens that may come next; empty without a guess, and for a while after wrong ones."""
         if self._left:
             self._left -= 1
             return []
@@ -149,7 +149,7 @@ class GuessingSampler(ReplySampler):
             super()._step()
 
     def _guess(self) -> list[int]:
-        """Returns tokens that may come next in the only reply; none: it is not the only one, or there is no guess."""
+        """Returns tokens that may come next in the only reply; empty without a guess, or with other replies."""
         batch = self._batch
         if not self.can_guess or batch.count != 1 or self._prefiller.fast_llama is None:
             return []
