@@ -211,7 +211,8 @@ class Toy(Project):
     @property
     def num_run(self):
         """Number of episodes that really ran, as the reward counts them."""
-        return len((self.folder / "ran.txt").read_text().splitlines())
+        ran = self.folder / "ran.txt"
+        return len(ran.read_text().splitlines()) if ran.exists() else 0
 
     def rows_of(self, query):
         """Returns rows of the run's journal."""

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from tests.fault import mutations
-from tests.fault.kit import differences
+from tests.fault.kit import differences, wait_until
 from tests.fault.test_kill_anywhere import SPARSE
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -21,11 +21,12 @@ FURTHER = {signal.SIGHUP: 129, signal.SIGUSR1: 138}
 """The terminal is closed; Slurm is about to end the job."""
 
 
-def stop(toy, number, after_s, **options):
-    """Returns the process of a run that was sent a signal some time after its start, and its exit code."""
+def stop(toy, number, num_episodes, **options):
+    """Returns the process of a run that was sent a signal after so many episodes, and its exit code."""
     child = toy.start(**options)
     child.wait_for(toy.run / "config.yml")
-    child.send(number, after_s)
+    wait_until(lambda: toy.num_run >= num_episodes, child)
+    child.send(number)
     return child, child.wait(seconds=10)
 
 
@@ -40,7 +41,7 @@ def test_a_signal_stops_the_run_and_resumed_it_reaches_the_same_end(make_toy, wh
     rng = random.Random(int(number))
     for _ in range(count):
         toy = make_toy()
-        child, code = stop(toy, number, rng.uniform(0, 0.7))
+        child, code = stop(toy, number, rng.randrange(whole.num_run * 3 // 4))
         assert (code, child.left_behind()) == (CODES[number], []), child.said
         assert toy.summary["status"] == "stopped"
         assert f"resume with: reinforge finetune --resume {toy.run.relative_to(toy.folder)}" in child.said
@@ -120,9 +121,9 @@ def test_a_second_signal_ends_a_stop_that_hangs(toy, whole, hang):
 def test_the_same_signal_from_two_sides_is_one(toy, whole):
     """Such as that of a batch system to all processes of a job, passed on by the one that has started the run."""
     child = toy.start()
-    child.wait_for(toy.run / "config.yml")
-    child.send(signal.SIGTERM, 0.3)
-    child.send(signal.SIGTERM, 0.0)
+    wait_until(lambda: toy.num_run > 0, child)
+    child.send(signal.SIGTERM)
+    child.send(signal.SIGTERM)
     assert child.wait(seconds=10) == 143
     assert "a second signal" not in child.said
     assert toy.resume().wait() == 0
@@ -132,7 +133,7 @@ def test_the_same_signal_from_two_sides_is_one(toy, whole):
 @pytest.mark.fault
 def test_a_run_without_handlers_makes_a_difference(toy):
     """Mutation check."""
-    _, code = stop(toy, signal.SIGTERM, 0.3, mutation=mutations.handle_no_signals)
+    _, code = stop(toy, signal.SIGTERM, 1, mutation=mutations.handle_no_signals)
     assert code == -signal.SIGTERM
     assert not (toy.run / "summary.json").exists()
 
@@ -140,7 +141,7 @@ def test_a_run_without_handlers_makes_a_difference(toy):
 @pytest.mark.fault
 def test_a_process_that_is_left_behind_is_found(toy):
     """Mutation check."""
-    child, _ = stop(toy, signal.SIGTERM, 0.0, mutation=mutations.leave_a_child_behind)
+    child, _ = stop(toy, signal.SIGTERM, 0, mutation=mutations.leave_a_child_behind)
     (left,) = child.left_behind()
     os.kill(left, signal.SIGKILL)
 
