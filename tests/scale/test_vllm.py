@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from reinforge.scale.vllm.process import (
     require_guarded_server,
 )
 from reinforge.scale.vllm.server import VLLMServer
+from reinforge.scale.vllm.weight_source import WeightSource
 from reinforge.types.request import SamplingParams
 from tests.models import make_tiny_model
 from tests.scale.vllm_answers import ANSWERS, call_server
@@ -73,6 +75,38 @@ def test_a_key_with_a_line_break_is_in_no_message():
 def test_what_the_sampler_cannot_honour_is_refused_by_name(settings, path, tmp_path):
     config = VLLMSamplerConfig(url="http://127.0.0.1:1", api_key=KEY)
     assert [each.path for each in check_sampler(config, FinetuneConfig(**settings), tmp_path)] == [path] * bool(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"listen": "9000"}, "'9000' is not HOST:PORT"),
+        ({"listen": "here:port"}, "'here:port' is not HOST:PORT"),
+        ({"listen": "10.0.0.5:90000"}, "is not HOST:PORT"),
+        ({"listen": "10.0.0.5:9000", "folder": "."}, "folder says that they are read from a folder"),
+        ({"listen": "[::1]:9000"}, None),
+    ],
+)
+def test_an_address_for_weights_is_checked(settings, message, tmp_path):
+    problems = check_sampler(VLLMSamplerConfig(url="http://a:1", api_key=KEY, **settings), FinetuneConfig(), tmp_path)
+    assert [each.path for each in problems] == ["sampler.listen"] * (message is not None)
+    assert message is None or message in problems[0].message
+
+
+def test_a_server_elsewhere_is_given_the_address_by_which_it_is_reached(tmp_path):
+    (tmp_path / "weights").write_bytes(b"1")
+    source = WeightSource(None)
+    try:
+        first = source.offer(tmp_path, "http://localhost:1")
+        assert source.offer(tmp_path, "http://localhost:2") == first
+        assert re.fullmatch(r"http://(127\.0\.0\.1|\[::1\]):\d+/[0-9a-f]{32}", first.url)
+        with pytest.raises(ConfigError, match="no address of this machine"):
+            source.offer(tmp_path, "http://no.such.host.invalid:1")
+        taken = first.url.rpartition("/")[0].removeprefix("http://")
+        with pytest.raises(ConfigError, match=f"cannot listen at .*{taken.rpartition(':')[2]}"):
+            WeightSource(taken).offer(tmp_path, "http://localhost:1")
+    finally:
+        source.close()
 
 
 def test_a_missing_environment_is_refused_with_the_command_that_makes_it(tmp_path, tiny_model_dir):

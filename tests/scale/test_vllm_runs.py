@@ -4,9 +4,13 @@ The server is the stand-in of tests/scale/vllm_server.py; `make vllm` runs tests
 """
 
 import asyncio
+import hmac
+import tempfile
 import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -14,6 +18,7 @@ from reinforge.adapters.local import LocalAdapter
 from reinforge.adapters.local_config import LocalAdapterConfig
 from reinforge.algorithms.grpo import GRPO, GRPOConfig
 from reinforge.errors import BackendError, ConfigError, JobFailed
+from reinforge.scale.vllm.weight_source import WeightSource, _Handler
 from reinforge.types.request import ModelRequest, SamplingParams
 from tests.models import make_tiny_model
 from tests.scale.jobs import build_run_config, collect, sample_group, train
@@ -36,9 +41,9 @@ def server(model):
 
 
 @asynccontextmanager
-async def start(server, model, **policy):
-    config = LocalAdapterConfig(sampler={"_type": "vllm", "url": server.url, "api_key": KEY, "max_retries": 0})
-    adapter = LocalAdapter(config, GRPO(GRPOConfig()))
+async def start(server, model, listen=None, **policy):
+    settings = {"_type": "vllm", "url": server.url, "api_key": KEY, "max_retries": 0, "listen": listen}
+    adapter = LocalAdapter(LocalAdapterConfig(sampler=settings), GRPO(GRPOConfig()))
     await adapter.initialize(build_run_config(model, **policy))
     try:
         yield adapter
@@ -63,9 +68,9 @@ async def test_every_job_is_served_under_its_version(server, model, lora):
             assert status.metadata["num_updates"] > 0
         assert len(set(seen)) == 2, "a job moved what the server samples"
         assert policy.version == 2
-    kind = "/v1/load_lora_adapter" if lora else "/collective_rpc"
+    loads = ["/v1/unload_lora_adapter", "/v1/load_lora_adapter"] if lora else ["/collective_rpc"]
     paths = [path for path, _ in server.calls if path != "/inference/v1/generate"]
-    sent = ["/pause", kind, "/reset_prefix_cache", "/update_weight_version", "/resume"]
+    sent = ["/pause", *loads, "/reset_prefix_cache", "/update_weight_version", "/resume"]
     assert paths[-len(sent) * 3 :] == sent * 3
 
 
@@ -129,6 +134,70 @@ async def test_weights_that_the_server_does_not_take_are_found(server, model, lo
         server.ignores_weights = True
         with pytest.raises(JobFailed, match="does not serve the weights of version 1"):
             await train_and_publish(adapter)
+
+
+@pytest.mark.parametrize("lora", [{}, LORA], ids=["full", "lora"])
+async def test_a_server_elsewhere_fetches_the_weights(server, model, lora, tmp_path, monkeypatch):
+    """Its folder is not the run's: what it is told is an address, and it keeps no file."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with start(server, model, "127.0.0.1:0", **lora) as adapter:
+        await train_and_publish(adapter)
+        policy = adapter.policy()
+        tokens = (await sample_group(policy, 1, 1))[0].episode[1].logprobs
+        assert tokens.policy_version == 1
+        [row] = await policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]])
+        assert row[-len(tokens.token_ids) :] == pytest.approx(tokens.logprobs, abs=1e-4)
+        fetched = [
+            body["args"] for _, body in server.calls if body and body.get("method", "").startswith("reinforge_f")
+        ]
+        assert len({url for url, _ in fetched}) == len(fetched) == 2, "each version has an address of its own"
+        for url, digests in fetched:
+            for path in (url, *(f"{url}/{name}" for name in digests), f"{url}/../config.json"):
+                found = await asyncio.to_thread(ask, path)
+                assert found == (200 if url == fetched[-1][0] and path != url and ".." not in path else 404), path
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(URLError, match="refused"):
+        ask(fetched[-1][0])
+
+
+def ask(url):
+    try:
+        with urlopen(url, timeout=10) as answer:
+            return answer.status
+    except HTTPError as error:
+        return error.code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_weights_that_arrive_damaged_are_found(server, model, lora, is_checked, monkeypatch, tmp_path):
+    """Mutation check: without the digest the server loads them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with start(server, model, "127.0.0.1:0", **lora) as adapter:
+        monkeypatch.setattr(_Handler, "do_GET", send_damaged)
+        if not is_checked:
+            monkeypatch.setattr(hmac, "compare_digest", lambda found, expected: True)
+        with pytest.raises(BackendError, match="arrived damaged") if is_checked else pytest.raises(JobFailed):
+            await train_and_publish(adapter)
+    assert list(tmp_path.iterdir()) == []
+
+
+def send_damaged(handler):
+    data = bytearray(handler.server.source.find(handler.path).read_bytes())
+    if handler.path.endswith(".safetensors"):
+        data[-1024:] = bytes(1024)
+    handler.send_response(200)
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+@pytest.mark.slow
+async def test_a_server_that_cannot_reach_the_run_says_what_to_set(server, model, monkeypatch):
+    monkeypatch.setattr(WeightSource, "find", lambda source, path: None)
+    with pytest.raises(BackendError, match=r"404.*must reach http://127.0.0.1:\d+/\w+ \(sampler.listen") as error:
+        await start(server, model, "127.0.0.1:0").__aenter__()
+    assert "--worker-extension-cls reinforge_vllm.WeightReloader" in str(error.value)
 
 
 async def test_a_reply_of_weights_with_another_label_is_refused(server, model):

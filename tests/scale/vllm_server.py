@@ -30,6 +30,7 @@ import torch
 from aiohttp import web
 from transformers import AutoModelForCausalLM
 
+from reinforge.scale.vllm.plugin.reinforge_vllm import WeightReloader, read_tensors
 from tests.loop_thread import LoopThread
 
 VERSION = "0.32.0"
@@ -54,7 +55,9 @@ class ServedWeights:
 
     def load(self, folder: Path, *, packs: bool) -> None:
         """Copies the weights of a folder; a tied output layer is packed again only if `packs`."""
-        source = dict(load_module(folder).named_parameters())
+        self.copy(dict(load_module(folder).named_parameters()), packs=packs)
+
+    def copy(self, source: dict[str, torch.Tensor], *, packs: bool) -> None:
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(source[name])
@@ -213,7 +216,9 @@ class VLLMServer:
     async def _load_adapter(self, request: web.Request) -> web.Response:
         body = await request.json()
         name, path = body["lora_name"], body["lora_path"]
-        if name in self.adapters and not body.get("load_inplace"):
+        if body.get("load_inplace"):
+            return _refuse(500, "the real server would read its files again at each step", "InternalServerError")
+        if name in self.adapters and not self.ignores_weights:
             return _refuse(400, f"The lora adapter '{name}' has already been loaded.", "InvalidUserInput")
         if not (Path(path) / "adapter_model.safetensors").is_file():
             return _refuse(404, f"Loading lora {name} failed: No adapter found for {path}", "NotFoundError")
@@ -223,8 +228,10 @@ class VLLMServer:
 
     async def _unload_adapter(self, request: web.Request) -> web.Response:
         name = (await request.json())["lora_name"]
-        if self.adapters.pop(name, None) is None:
+        if name not in self.adapters:
             return _refuse(404, f"The lora adapter '{name}' cannot be found.", "NotFoundError")
+        if not self.ignores_weights:
+            del self.adapters[name]
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _merge(self, folder: Path) -> Any:
@@ -236,12 +243,24 @@ class VLLMServer:
     async def _call_workers(self, request: web.Request) -> web.Response:
         body = await request.json()
         method, args = body["method"], body.get("args", [])
-        packs = {"reload_weights": False, "reinforge_reload_weights": True}.get(method)
-        if packs is None or (packs and not self.extension):
+        if method != "reload_weights" and not (self.extension and hasattr(WeightReloader, method)):
             return _refuse(500, f"Call to collective_rpc method failed: '{method}'", "InternalServerError")
-        if not self.ignores_weights:
+        try:
+            result = await asyncio.to_thread(self._call_worker, method, args)
+        except (OSError, RuntimeError) as error:
+            return _refuse(500, f"Call to collective_rpc method failed: {error}", "InternalServerError")
+        return web.json_response({"results": [result]})
+
+    def _call_worker(self, method: str, args: list[Any]) -> Any:
+        if method in ("reinforge_fetch_adapter", "reinforge_drop_adapter"):
+            return getattr(WeightReloader(), method)(*args)
+        packs = method != "reload_weights"
+        tensors = dict(read_tensors(*args)) if method == "reinforge_fetch_weights" else None
+        if not self.ignores_weights and tensors is None:
             self.served.load(Path(args[0]), packs=packs and not self.keeps_output_layer)
-        return web.json_response({"results": [{"num_tied_layers": 2 * self.served.is_tied} if packs else None]})
+        elif not self.ignores_weights:
+            self.served.copy(tensors, packs=packs and not self.keeps_output_layer)
+        return {"num_tied_layers": 2 * self.served.is_tied} if packs else None
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()

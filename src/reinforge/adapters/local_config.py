@@ -100,7 +100,12 @@ class VLLMSamplerConfig(Block):
     folder: Path | None = Field(
         default=None,
         description="Existing folder through which weights reach the server; both machines must see it at the same "
-        "path. Null: a temporary one; the server must then be on this machine.",
+        "path. Null: a temporary one for a server on this machine; one elsewhere fetches them over the network.",
+    )
+    listen: str | None = Field(
+        default=None,
+        description="HOST:PORT of this machine at which servers at `url` fetch new weights, instead of reading a "
+        "folder. Null: the address from which a server elsewhere is reached, and any free port.",
     )
     timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one reply in seconds.")
     max_retries: int = Field(default=2, ge=0, description="Retries after lost connections and 5xx.")

@@ -171,7 +171,9 @@ def find_heavy_imports(path):
 
 
 def test_torch_stays_in_the_engine():
-    assert {str(path): found for path in MODULES if (found := find_heavy_imports(path))} == {}
+    """What runs in vLLM's environment may import what is there."""
+    ours = [path for path in MODULES if path.parent.name != "plugin"]
+    assert {str(path): found for path in ours if (found := find_heavy_imports(path))} == {}
 
 
 def test_an_import_that_points_up_and_one_of_torch_are_found(tmp_path, monkeypatch):

@@ -127,14 +127,22 @@ async def test_all_weights_tied(tmp_path, monkeypatch):
             assert json.loads(ANSWERS.read_text())
 
 
-async def test_a_server_at_a_url_that_demands_its_key_everywhere(tmp_path, monkeypatch):
-    model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=False, **SIZES)
-    settings = ServedModelSettings(model, "float32", 256, 16, 0, lora_rank=4, kv_cache_bytes=2**30)
+@pytest.mark.parametrize(
+    ("lora", "is_fetched", "is_tied"),
+    [(4, False, False), (4, True, False), (None, True, False), (None, True, True)],
+    ids=["folder-lora", "network-lora", "network-untied", "network-tied"],
+)
+async def test_a_server_at_a_url_that_demands_its_key_everywhere(tmp_path, lora, is_fetched, is_tied):
+    """Weights reach it through a folder that both see, or over the network."""
+    model = make_tiny_model(tmp_path / "model", "qwen2", tie_word_embeddings=is_tied, **SIZES)
+    settings = ServedModelSettings(model, "float32", 256, 16, 0, lora_rank=lora, kv_cache_bytes=2**30)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     guard = ["--middleware", "reinforge_vllm.KeyGuard", "--host", "127.0.0.1", "--port", str(port)]
-    environment = {**os.environ, **SWITCHES, "VLLM_API_KEY": KEY, "PYTHONPATH": str(PLUGIN)}
+    (tmp_path / "tmp").mkdir()
+    own = {"VLLM_API_KEY": KEY, "PYTHONPATH": str(PLUGIN), "TMPDIR": str(tmp_path / "tmp")}
+    environment = {**os.environ, **SWITCHES, **own}
     log = (tmp_path / "log").open("wb")
     server = subprocess.Popen(
         [PYTHON, "-m", MODULE, *build_arguments(settings, {"enforce_eager": True}), *guard],
@@ -146,12 +154,15 @@ async def test_a_server_at_a_url_that_demands_its_key_everywhere(tmp_path, monke
     try:
         url = f"http://127.0.0.1:{port}"
         await wait_for(url, server)
-        sampler = {"_type": "vllm", "url": url, "api_key": KEY, "folder": str(tmp_path)}
+        way = {"listen": "127.0.0.1:0"} if is_fetched else {"folder": str(tmp_path)}
+        sampler = {"_type": "vllm", "url": url, "api_key": KEY, **way}
         made = LocalAdapter(LocalAdapterConfig(sampler=sampler), GRPO(GRPOConfig()))
-        async with start(made, model, lora={"rank": 4}) as adapter:
+        async with start(made, model, **({"lora": {"rank": lora}} if lora else {})) as adapter:
             await run_jobs(adapter, 2)
-            assert len(list(tmp_path.glob("reinforge-*/reinforge-*"))) == 1, "older weights are removed"
+            sent = list(tmp_path.glob("reinforge-*/reinforge-*"))
+            assert len(sent) == (0 if is_fetched else 1), "older weights are removed"
         assert not list(tmp_path.glob("reinforge-*"))
+        assert not list((tmp_path / "tmp").glob("reinforge-*")), "the server keeps no file"
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)

@@ -5,7 +5,7 @@ GET  /v1/models                       the served model
 POST /inference/v1/generate           token ids in, token ids and log-probs out       --enable-scale-out
 POST /pause?mode=wait, /resume        stops after the replies in flight               VLLM_SERVER_DEV_MODE=1
 POST /v1/load_lora_adapter            an adapter's weights, from a folder             VLLM_ALLOW_RUNTIME_LORA_UPDATING=1
-POST /collective_rpc                  all weights, from a folder                      VLLM_SERVER_DEV_MODE=1
+POST /collective_rpc                  all weights, from a folder or another machine   VLLM_SERVER_DEV_MODE=1
 POST /reset_prefix_cache              drops the keys of older weights                 VLLM_SERVER_DEV_MODE=1
 POST /update_weight_version           the label that every reply then carries         VLLM_SERVER_DEV_MODE=1
 GET  /weight_info                     that label                                      VLLM_SERVER_DEV_MODE=1
@@ -25,6 +25,7 @@ from reinforge.bounded import load_json
 from reinforge.errors import BackendError, ContextOverflow
 from reinforge.rollout.models.openai_answers import Answer, Name, parse_answer
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, UnexpectedAnswer
+from reinforge.scale.vllm.weight_source import OfferedFiles
 
 A = TypeVar("A", bound=Answer)
 
@@ -68,16 +69,36 @@ class VLLMClient:
         await self.endpoint.call("POST", "/resume")
 
     async def load_adapter(self, name: str, folder: Path) -> None:
-        """Serves the adapter of a folder, in PEFT's layout, under a name; an earlier one of that name is replaced."""
-        body = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
-        await self.endpoint.call("POST", "/v1/load_lora_adapter", body=body)
+        """Serves the adapter of a folder, in PEFT's layout, under a name that is free.
+
+        Not by `load_inplace`: vLLM 0.32 then reads the files again at every step that uses the adapter.
+        """
+        await self.endpoint.call("POST", "/v1/load_lora_adapter", body={"lora_name": name, "lora_path": str(folder)})
 
     async def unload_adapter(self, name: str) -> None:
         await self.endpoint.call("POST", "/v1/unload_lora_adapter", body={"lora_name": name})
 
     async def reload_weights(self, folder: Path) -> None:
-        body = {"method": RELOAD_METHOD, "args": [str(folder)]}
-        await self.endpoint.call("POST", "/collective_rpc", body=body)
+        await self._call_workers(RELOAD_METHOD, str(folder))
+
+    async def fetch_weights(self, offered: OfferedFiles) -> None:
+        await self._call_workers("reinforge_fetch_weights", offered.url, dict(offered.digests))
+
+    async def fetch_adapter(self, name: str, offered: OfferedFiles) -> None:
+        """Lets the server fetch an adapter, and serves it under a name."""
+        folders = await self._call_workers("reinforge_fetch_adapter", offered.url, dict(offered.digests))
+        folder = next((each for each in folders if isinstance(each, str)), None)
+        if folder is None:
+            raise BackendError(f"{self.endpoint.url}/collective_rpc: no worker of the server has fetched the adapter")
+        try:
+            await self.load_adapter(name, Path(folder))
+        finally:
+            await self._call_workers("reinforge_drop_adapter", folder)
+
+    async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
+        """Calls a method of the workers, to which our extension adds; returns what each worker returns."""
+        body = {"method": method, "args": list(arguments)}
+        return (await self._post("/collective_rpc", WorkersAnswer, body)).results
 
     async def reset_prefix_cache(self) -> None:
         if not (await self._post("/reset_prefix_cache", CacheResetAnswer)).success:
@@ -118,6 +139,10 @@ class ServedModelAnswer(Answer):
 
 class ServedModelsAnswer(Answer):
     data: list[ServedModelAnswer] = Field(min_length=1)
+
+
+class WorkersAnswer(Answer):
+    results: list[Any]
 
 
 class WeightInfoAnswer(Answer):

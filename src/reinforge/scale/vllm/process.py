@@ -25,6 +25,7 @@ from reinforge.rollout.models.endpoint_config import LOOPBACK, EndpointConfig
 from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected
 from reinforge.rollout.workflows.command_workflow import inherit_variables
 from reinforge.scale.vllm.client import VLLMClient
+from reinforge.scale.vllm.weight_source import read_address
 
 PLUGIN = Path(__file__).parent / "plugin"
 SUPERVISOR = PLUGIN / "supervise.py"
@@ -309,6 +310,15 @@ def _check_launch(config: VLLMSamplerConfig, project_root: Path) -> Iterator[Pro
 
 
 def _check_folder(config: VLLMSamplerConfig, project_root: Path) -> Iterator[Problem]:
+    if config.listen is not None:
+        try:
+            read_address(config.listen)
+        except ValueError as error:
+            yield Problem("sampler.listen", str(error), "write an address of this machine and a free port")
+        if config.launch is not None or config.folder is not None:
+            other = "launch" if config.launch is not None else "folder"
+            message = f"weights are fetched from there, but {other} says that they are read from a folder"
+            yield Problem("sampler.listen", message, f"remove listen or {other}")
     if config.folder is not None and not (project_root / config.folder.expanduser()).is_dir():
         fix = "make it, or remove `folder` if the server is on this machine"
         yield Problem("sampler.folder", f"{config.folder} is not a folder", fix)

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -31,11 +32,13 @@ from reinforge.engine.sampling.running_batch import ABORTED
 from reinforge.errors import BackendError, BackendUnavailable, JobFailed
 from reinforge.interfaces import PolicyServer
 from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.rollout.models.endpoint_config import LOOPBACK
 from reinforge.scale.engine_group import EngineRouter
 from reinforge.scale.vllm.client import GenerateAnswer
 from reinforge.scale.vllm.policy import NUM_LONGEST, Admission, VLLMPolicy
 from reinforge.scale.vllm.process import ServedModelSettings, VLLMProcess, check_sampler
 from reinforge.scale.vllm.server import VLLMServer
+from reinforge.scale.vllm.weight_source import WeightSource
 from reinforge.types.request import ModelRequest, SamplingParams
 
 if TYPE_CHECKING:
@@ -70,6 +73,7 @@ class VLLMSampler:
         self._run, self._version = secrets.token_hex(4), engine.policy.version
         self._lock = asyncio.Lock()
         self._folder = self._choose_folder()
+        self._weights = WeightSource(config.listen)
         self.servers: dict[int, VLLMServer] = {}
         self._router = EngineRouter(())
         self._replacing: dict[int, asyncio.Task[VLLMServer]] = {}
@@ -129,7 +133,10 @@ class VLLMSampler:
     def _make_server(self, place: int) -> VLLMServer:
         launch = self.config.launch
         if launch is None:
-            return VLLMServer(self.config, self._model, url=self.config.urls[place])
+            url, config = self.config.urls[place], self.config
+            is_here = config.listen is None and urlsplit(url).hostname in LOOPBACK
+            source = None if is_here or config.folder is not None else self._weights
+            return VLLMServer(config, self._model, url=url, source=source)
         name, self._num_started = f"server-{self._num_started}", self._num_started + 1
         gpus = None if launch.gpus is None else launch.gpus[place]
         process = VLLMProcess(launch, self._project_root, self._folder, name, gpus)
@@ -247,7 +254,7 @@ class VLLMSampler:
         for place, error in zip(places, results, strict=True):
             if error is not None and not (isinstance(error, BackendError) and await self._take_out(place, error)):
                 raise error
-        remove_files(self._sent.pop(self._version, {}))  # if it is sent again
+        self._remove_files(self._sent.pop(self._version, {}))  # if it is sent again
         self._sent[self._version] = folders
         while len(self._sent) > self._num_kept:
             oldest = next(iter(self._sent))
@@ -260,7 +267,12 @@ class VLLMSampler:
             for name in folders:
                 with suppress(BackendError):  # one that joined later, or was lost, does not have it
                     await server.client.unload_adapter(str(self._name_adapter(self._policies[name].adapter, version)))
-        remove_files(folders)
+        self._remove_files(folders)
+
+    def _remove_files(self, folders: Mapping[str, Path]) -> None:
+        for folder in folders.values():
+            self._weights.withdraw(folder)
+            shutil.rmtree(folder.parent, ignore_errors=True)
 
     async def _send_to(self, place: int, folders: Mapping[str, Path]) -> None:
         server, policies = self.servers[place], self._policies
@@ -300,12 +312,8 @@ class VLLMSampler:
         for server in self.servers.values():
             if await server.close() and server.process is not None:
                 kept.add(server.process.log)
+        self._weights.close()
         await run_in_daemon_thread(lambda: remove_folder(self._folder, kept), "vllm-close")
-
-
-def remove_files(folders: Mapping[str, Path]) -> None:
-    for folder in folders.values():
-        shutil.rmtree(folder.parent, ignore_errors=True)
 
 
 def remove_folder(folder: Path, kept: set[Path]) -> None:

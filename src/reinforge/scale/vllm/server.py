@@ -13,7 +13,8 @@ from typing import Any
 from reinforge.adapters.local_config import VLLMSamplerConfig
 from reinforge.config.finetuning_blocks import InFlight
 from reinforge.errors import BackendError, BackendUnavailable, ConfigError, Problem
-from reinforge.rollout.models.openai_http import OpenAIEndpoint, RetryableError
+from reinforge.rollout.isolation.threads import run_in_daemon_thread
+from reinforge.rollout.models.openai_http import OpenAIEndpoint, RequestRejected, RetryableError
 from reinforge.scale.vllm.client import GenerateAnswer, VLLMClient
 from reinforge.scale.vllm.process import (
     ServedModelSettings,
@@ -22,6 +23,7 @@ from reinforge.scale.vllm.process import (
     describe_command,
     require_guarded_server,
 )
+from reinforge.scale.vllm.weight_source import WeightSource
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class VLLMServer:
     Args:
         model: What it serves.
         process: Its process, which `start` starts; None: it runs at `url`.
+        source: Where it fetches weights; None: from the folders in which they are written.
     """
 
     def __init__(
@@ -44,8 +47,9 @@ class VLLMServer:
         *,
         process: VLLMProcess | None = None,
         url: str = "",
+        source: WeightSource | None = None,
     ):
-        self.config, self.model, self.process, self.url = config, model, process, url
+        self.config, self.model, self.process, self.url, self._source = config, model, process, url, source
         self._base_name = "policy"
         settings = config.build_endpoint_config()
         endpoint = process.connect(settings) if process else OpenAIEndpoint(settings, url, config.api_key)
@@ -122,6 +126,9 @@ class VLLMServer:
         try:
             await self.client.pause(in_flight)
             for adapter, folder in folders.items():
+                if adapter is not None:
+                    with suppress(RequestRejected):  # it has none yet
+                        await self.client.unload_adapter(adapter)
                 await self._load(adapter, folder)
             await self.client.reset_prefix_cache()
             await self.client.set_weight_label(label)
@@ -132,8 +139,15 @@ class VLLMServer:
         await self.client.resume()
 
     async def _load(self, adapter: str | None, folder: Path) -> None:
+        source, offered = self._source, None
+        if source is not None:
+            offered = await run_in_daemon_thread(lambda: source.offer(folder, self.url), "vllm-offer")
         try:
-            if adapter is None:
+            if offered is not None and adapter is None:
+                await self.client.fetch_weights(offered)
+            elif offered is not None and adapter is not None:
+                await self.client.fetch_adapter(adapter, offered)
+            elif adapter is None:
                 await self.client.reload_weights(folder)
             else:
                 await self.client.load_adapter(adapter, folder)
@@ -141,10 +155,13 @@ class VLLMServer:
             if self.process is not None:
                 raise
             command = describe_command(build_arguments(replace(self.model, folder=Path("MODEL"), seed=0), {}))
-            raise BackendError(
-                f"{error}; it must read {folder} (sampler.folder) and run with our worker extension, started like "
-                f"this:\n{command}"
-            ) from error
+            reads = (
+                f"read {folder} (sampler.folder)"
+                if offered is None
+                else f"reach {offered.url} (sampler.listen; or set sampler.folder)"
+            )
+            message = f"{error}; it must {reads} and run with our worker extension, started like this:\n{command}"
+            raise BackendError(message) from error
 
     async def close(self) -> bool:
         """Returns True if its process had died before."""
