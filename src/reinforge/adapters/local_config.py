@@ -90,22 +90,18 @@ class VLLMSamplerConfig(Block):
         default=None, description="Start a server on this machine that exits with the run; or set `url`."
     )
     url: str | list[str] | None = Field(
-        default=None,
-        description="URL of a running server, such as http://127.0.0.1:8000, or a list of them; or set `launch`.",
+        default=None, description="URL of a running server, such as http://127.0.0.1:8000, or a list; or set `launch`."
     )
     api_key: SecretStr | None = Field(
         default=None,
         description="Key of the server at `url`, which must require it. Write ${VLLM_API_KEY}, not the key itself.",
     )
     folder: Path | None = Field(
-        default=None,
-        description="Existing folder through which weights reach the server; both machines must see it at the same "
-        "path. Null: a temporary one for a server on this machine; one elsewhere fetches them over the network.",
+        default=None, description="Folder for new weights, at the same path on both machines. Null: see `listen`."
     )
     listen: str | None = Field(
         default=None,
-        description="HOST:PORT of this machine at which servers at `url` fetch new weights, instead of reading a "
-        "folder. Null: the address from which a server elsewhere is reached, and any free port.",
+        description="HOST:PORT where servers elsewhere fetch new weights. Null: an address that they reach.",
     )
     timeout_s: float = Field(default=600.0, gt=0, description="Time limit of one reply in seconds.")
     max_retries: int = Field(default=2, ge=0, description="Retries after lost connections and 5xx.")
