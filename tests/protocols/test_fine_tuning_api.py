@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
 import aiohttp
@@ -104,6 +105,7 @@ async def test_events_come_newest_first_and_page_by_page(server, client):
     assert messages[-1] == f"Created fine-tuning job: {job.id}"
     steps = [each for each in events if each.message.startswith("Step")]
     assert [each.data["step"] for each in steps] == [4, 2]
+    assert any(re.match(r"Validation before training on \d+ rows of the training_file: ", each) for each in messages)
     assert {(each.type, each.level, each.object) for each in steps} == {("metrics", "info", "fine_tuning.job.event")}
 
 

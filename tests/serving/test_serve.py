@@ -22,6 +22,7 @@ from reinforge.cli import main
 from reinforge.protocols.openai.server.store import JobStore
 from reinforge.serving.command import PROTOCOLS
 from reinforge.serving.loading import lock_folder
+from reinforge.serving.models import list_names
 from tests.capture_page import SNIPPET
 from tests.processes import is_alive
 from tests.protocols.fine_tuning import supervised_rows, to_jsonl
@@ -180,3 +181,9 @@ def test_a_server_stops_soon_with_open_streams_and_running_jobs(tiny_model_dir, 
     finally:
         served.process.kill()
         served.process.communicate()
+
+
+def test_messages_name_twenty_models_at_most():
+    assert list_names([]) == "none"
+    assert list_names(["a", "b"]) == "a, b"
+    assert list_names([f"m{number}" for number in range(25)]).endswith(", m18, m19 and 5 more")

@@ -370,9 +370,11 @@ async def _wait_until_stopped(*, keeps_jobs: bool) -> None:
 
 
 def _say_address(app: ServeApp, options: dict[str, Any]) -> None:
+    from reinforge.serving.models import list_names
+
     token_file = options["token_file"]
     key = "any" if token_file is None else f"$(cat {token_file})"
-    names = ", ".join(app.models.names)
+    names = list_names(app.models.names)
     if options["fallback"] is not None:
         say(f"Serving {names}, and the fallback for what it is not sure of, until you press Ctrl-C.")
         _say_upstream(app, token_file)

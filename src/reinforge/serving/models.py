@@ -33,6 +33,12 @@ name either."""
 ChooseModel = Callable[[str], "ServedModel"]  # returns the model that answers a conversation; "": it has no name
 
 
+def list_names(names: Sequence[str]) -> str:
+    """Returns the names of models for a message, the first `NAMES_SHOWN` of them."""
+    num_more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {num_more} more" if num_more > 0 else "") or "none"
+
+
 @dataclass(eq=False)
 class ServedModel:
     """One name and the policy behind it."""
@@ -177,10 +183,9 @@ class ServedModels:
             if name and (found := find(name)) is not None:
                 return found if isinstance(found, ServedModel) else ServedModel(name, found)
         names = self.names
-        listed = ", ".join(names[:NAMES_SHOWN]) or "none"
         raise ApiError(
             404,
-            f"the model {name[:200]!r} does not exist{did_you_mean(name, names)}; this server has: {listed}",
+            f"the model {name[:200]!r} does not exist{did_you_mean(name, names)}; this server has: {list_names(names)}",
             param="model",
             code="model_not_found",
         )

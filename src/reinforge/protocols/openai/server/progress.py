@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reinforge.files import find_json, read_lines
+from reinforge.protocols.openai.server.plan import VALIDATION_ROWS
 from reinforge.protocols.openai.server.records import MAX_MESSAGE, JobEvent
 from reinforge.protocols.openai.server.store import make_event
 from reinforge.runs.rows import BASELINE
@@ -47,13 +48,14 @@ def read_events(job_id: str, run: Path) -> list[JobEvent]:
         message = f"Step {step}: {shown}" if row.get("num_updates") else f"Step {step}: nothing to train on"
         event = make_event(job_id, f"step-{row['epoch']}", message, data={"step": step, **values})
         events.append((row["epoch"], event))
+    source = "validation_file" if (run.parent / VALIDATION_ROWS).exists() else "training_file"
     for row in _read_validations(run):
         mean, epoch = row.get("avg_reward"), int(row.get("epoch", BASELINE))
         when = "before training" if epoch == BASELINE else f"after epoch {epoch + 1}"
         if isinstance(mean, int | float):
             data = {"validation": mean, "num_examples": row.get("num_examples")}
-            event = make_event(job_id, f"validation-{epoch}", f"Validation {when}: mean score {mean:.4g}", data=data)
-            events.append((epoch + 0.5, event))
+            message = f"Validation {when} on {row.get('num_examples')} rows of the {source}: mean score {mean:.4g}"
+            events.append((epoch + 0.5, make_event(job_id, f"validation-{epoch}", message, data=data)))
     return [event for _, event in sorted(events, key=lambda pair: pair[0])]
 
 
