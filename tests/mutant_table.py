@@ -474,7 +474,7 @@ MUTANTS = [
         is_slow=True,
     ),
     Mutant(
-        "A vLLM server fetches nothing but the weights",
+        "Weights that a vLLM server fetches are those that were sent",
         "scale/vllm/weight_source.py",
         "            return folder / name if folder is not None and name in self._offered[folder][1] else None\n",
         "            return folder / name if folder is not None else None\n",
