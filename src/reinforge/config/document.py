@@ -237,7 +237,7 @@ READ_OTHERWISE = re.compile(r"[\t\ufeff?]|[|>]#|(?:^|[\s\[{,])!")
 SCALARS: dict[str, Callable[[str], Any]] = {
     TAG + "null": lambda text: None,
     TAG + "bool": lambda text: {"true": True, "false": False}[text.lower()],
-    TAG + "int": lambda text: int(text, 0) if text[:2] in ("0o", "0x") else int(text),
+    TAG + "int": lambda text: int(str(int(text, 0)) if text[:2] in ("0o", "0x") else text),  # one that can be printed
     TAG + "float": lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
     TAG + "str": str,
 }

@@ -204,6 +204,7 @@ def test_both_parsers_read_the_same(monkeypatch, count):
     @example(content=b"a: |# no\n  b", seed=None)
     @example(content=b"a: !", seed=None)
     @example(content=b"---", seed=None)
+    @example(content=b"a: 0x" + b"9" * 4000, seed=None)
     @example(content="a: 1\n\ufeff b: 2".encode(), seed=None)
     @given(content=DOCUMENTS, seed=st.none() | st.integers(min_value=0, max_value=2**32))
     def read(content, seed):
