@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeVar
 
@@ -93,7 +94,8 @@ class VLLMClient:
         try:
             await self.load_adapter(name, Path(folder))
         finally:
-            await self._call_workers("reinforge_drop_adapter", folder)
+            with suppress(BackendError):  # the first error says why
+                await self._call_workers("reinforge_drop_adapter", folder)
 
     async def _call_workers(self, method: str, *arguments: Any) -> list[Any]:
         """Calls a method of the workers, to which our extension adds; returns what each worker returns."""
