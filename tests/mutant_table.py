@@ -476,8 +476,8 @@ MUTANTS = [
     Mutant(
         "Weights that a vLLM server fetches are those that were sent",
         "scale/vllm/weight_source.py",
-        "            return folder / name if folder is not None and name in self._offered[folder][1] else None\n",
-        "            return folder / name if folder is not None else None\n",
+        "if own == token and name in digests)\n",
+        "if own == token)\n",
         "tests/scale/test_vllm_runs.py::test_a_server_elsewhere_fetches_the_weights",
         is_slow=True,
     ),

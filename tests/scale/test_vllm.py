@@ -83,6 +83,7 @@ def test_what_the_sampler_cannot_honour_is_refused_by_name(settings, path, tmp_p
         ({"listen": "9000"}, "'9000' is not HOST:PORT"),
         ({"listen": "here:port"}, "'here:port' is not HOST:PORT"),
         ({"listen": "10.0.0.5:90000"}, "is not HOST:PORT"),
+        ({"listen": "0.0.0.0:9000"}, "not one that servers can be told"),
         ({"listen": "10.0.0.5:9000", "folder": "."}, "folder says that they are read from a folder"),
         ({"listen": "[::1]:9000"}, None),
     ],

@@ -38,7 +38,9 @@ def read_address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) >= 1 << 16:
         raise ValueError(f"{listen!r} is not HOST:PORT, such as 10.0.0.5:9000")
-    return host.strip("[]"), int(port)
+    if (host := host.strip("[]")) in ("0.0.0.0", "::"):
+        raise ValueError(f"{listen!r} names every address of this machine, not one that servers can be told")
+    return host, int(port)
 
 
 class WeightSource:
@@ -51,8 +53,7 @@ class WeightSource:
     def __init__(self, listen: str | None):
         self._listen = None if listen is None else read_address(listen)
         self._listeners: dict[str, ThreadingHTTPServer] = {}
-        self._offered: dict[Path, tuple[str, dict[str, str]]] = {}
-        self._folders: dict[str, Path] = {}
+        self._offered: dict[Path, tuple[str, dict[str, str]]] = {}  # the folder's random path, and its digests
         self._lock = threading.Lock()
 
     def offer(self, folder: Path, server_url: str) -> OfferedFiles:
@@ -63,21 +64,20 @@ class WeightSource:
                 token = secrets.token_hex(16)
                 files = sorted(each for each in folder.iterdir() if each.is_file())
                 self._offered[folder] = token, {each.name: _compute_digest(each) for each in files}
-                self._folders[token] = folder
             token, digests = self._offered[folder]
         return OfferedFiles(f"{address}/{token}", digests)
 
     def withdraw(self, folder: Path) -> None:
         with self._lock:
-            token, _ = self._offered.pop(folder, ("", {}))
-            self._folders.pop(token, None)
+            self._offered.pop(folder, None)
 
     def find(self, path: str) -> Path | None:
         """Returns the offered file of a request's path; None: there is none."""
         token, _, name = path.removeprefix("/").partition("/")
         with self._lock:
-            folder = self._folders.get(token)
-            return folder / name if folder is not None and name in self._offered[folder][1] else None
+            found = (each for each, (own, digests) in self._offered.items() if own == token and name in digests)
+            folder = next(found, None)
+        return None if folder is None else folder / name
 
     def _start(self, server_url: str) -> str:
         host, port = self._listen or (_find_own_address(server_url), 0)
