@@ -60,7 +60,8 @@ async def train_while_replies_wait(adapter, servers):
     for server in servers:
         server.waits_at = 16
     asked = [asyncio.create_task(policy.sample(each)) for each in LONG]
-    await asyncio.sleep(0.05)
+    while sum(server.num_waiting for server in servers) < len(LONG):
+        await asyncio.sleep(0.001)
     await train(adapter, groups, 0)
     return [reply.tokens for reply in await asyncio.gather(*asked)]
 

@@ -7,7 +7,8 @@ The shapes of its answers are those that a real server gave (`tests/data/vllm_an
 Like the real one it keeps a packed copy of the output layer, which `reload_weights` renews only if the files name that
 layer, and keys and values of prompts, by blocks, which are dropped by `/reset_prefix_cache` and after `/pause` alone.
 
-`waits_at` lets replies wait at so many tokens until they are paused and kept, or aborted.
+`waits_at` lets replies wait at so many tokens, `num_waiting` says how many do; the next pause that keeps or aborts them
+ends it for all.
 
 Attributes that switch a fault on: `keeps_output_layer`, `keeps_prefix_cache`, `ignores_weights`, `loses_label`,
 `is_away` (no answer is its own), `is_busy` (it samples nothing).
@@ -102,6 +103,7 @@ class VLLMServer:
         self.keeps_output_layer = self.keeps_prefix_cache = self.ignores_weights = self.loses_label = False
         self.is_away = self.is_busy = False
         self.waits_at: int | None = None
+        self.num_waiting = 0
         self._num_aborts = 0
         self.label, self.url = "default", ""
         self._cache: dict[Any, Any] = {}
@@ -188,9 +190,10 @@ class VLLMServer:
         self._paused.set()
         if request.query.get("mode") == "abort":
             self._num_aborts += 1
-            self.waits_at = None  # what is asked again does not wait
         elif request.query.get("mode") == "keep":
             self._frozen.set()
+        if request.query.get("mode") in ("abort", "keep"):
+            self.waits_at = None  # what is asked again does not wait
         await asyncio.get_running_loop().run_in_executor(None, lambda: self._lock.acquire() and self._lock.release())
         self._drop_cache()
         return web.json_response({"status": "paused"})
@@ -297,19 +300,19 @@ class VLLMServer:
             }
         )
 
-    def _wait_while_frozen(self, *, waits: bool = False, num_aborts: int = 0) -> bool:
+    def _wait_while_frozen(self, *, waits: bool = False) -> bool:
         """Lets the weights change while replies are kept; returns whether that was so.
 
         Args:
             waits: First wait until they are, or aborted.
-            num_aborts: How often replies had been aborted when this one began.
         """
         was_frozen = waits or self._frozen.is_set()
-        while waits or self._frozen.is_set():
-            waits = waits and not self._frozen.is_set() and num_aborts == self._num_aborts
+        self.num_waiting += waits
+        while (waits and self.waits_at is not None) or self._frozen.is_set():
             self._lock.release()
             time.sleep(0.001)
             self._lock.acquire()
+        self.num_waiting -= waits
         return was_frozen
 
     @torch.no_grad()
@@ -341,7 +344,7 @@ class VLLMServer:
                     reason = "stop"
                 if reason == "stop" or len(token_ids) == settings["max_tokens"]:
                     break
-                was_frozen = self._wait_while_frozen(waits=len(token_ids) == self.waits_at, num_aborts=num_aborts)
+                was_frozen = self._wait_while_frozen(waits=len(token_ids) == self.waits_at)
                 if num_aborts != self._num_aborts:
                     reason = "abort"
                     break
