@@ -5,7 +5,7 @@
     python benchmarks/publishing.py --size 0.5b --full       random weights in Qwen2.5-0.5B's shape
 
 `--replies` replies are sampled at a time, each of a random length, and another begins when one ends. After a while
-without publishing, a version is published every `--every` seconds, with `limits.in_flight: wait`, `keep` and `abort`.
+without publishing, a version is published every `--every` seconds, with each value of `limits.in_flight`.
 seconds: from the call until the version is served, checks included. tokens: what the sampler would have sampled in the
 time of a publish at its rate without one, less what it did sample, by version; those of a reply count evenly from its
 beginning to its end.
@@ -183,7 +183,7 @@ def main() -> None:
     refuse_if_busy()
     print(describe())
     with random_model(SHAPES[args.size]) if args.size else nullcontext(args.model) as model:
-        for in_flight in ("wait", "keep", "abort"):
+        for in_flight in ("wait", "keep", *(() if args.vllm else ("recompute",)), "abort"):
             asyncio.run(run(model, in_flight, args))
 
 

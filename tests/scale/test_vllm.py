@@ -66,6 +66,7 @@ def test_a_key_with_a_line_break_is_in_no_message():
         ({"sampling": {"top_p": 0.9}}, "finetuning.sampling.top_p"),
         ({"sampling": {"top_k": 5}}, "finetuning.sampling.top_k"),
         ({"sampling": {"min_p": 0.1}}, "finetuning.sampling.min_p"),
+        ({"limits": {"max_staleness": 1, "in_flight": "recompute"}}, "finetuning.limits.in_flight"),
         ({"policy": {"quantization": "nf4", "lora": {}}}, "finetuning.policy.quantization"),
         ({"policy": {"lora": {"modules_to_save": ["lm_head"]}}}, "finetuning.policy.lora.modules_to_save"),
         ({"policy": {"lora": {"target_parameters": "all-experts"}}}, "finetuning.policy.lora.target_parameters"),

@@ -38,7 +38,9 @@ class SamplingConfig(Block):
 
 Penalty = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
 
-InFlight = Literal["wait", "keep", "abort"]  # what happens to replies that are being sampled, at new weights
+InFlight = Literal[
+    "wait", "keep", "recompute", "abort"
+]  # what happens to replies that are being sampled, at new weights
 
 
 class OutcomesConfig(Block):
@@ -109,7 +111,7 @@ class LimitsConfig(Block):
         default="wait",
         description="With max_staleness, what happens to replies that are being sampled when weights are published: "
         "the weights wait for them, they are kept and continued with the new weights (each token records its version), "
-        "or they are aborted and sampled again.",
+        "the same after recomputing their keys and values, or they are aborted and sampled again.",
     )
     max_empty_updates: int = Field(
         default=3, ge=1, description="Stop after this many epochs in a row without an optimizer step."

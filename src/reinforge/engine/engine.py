@@ -222,7 +222,7 @@ class Engine:
                 requests without a seed.
             serves_during_jobs: Sample from a copy of the trained weights, which serves the published version while a
                 job trains: with adapters a copy of these alone.
-            in_flight: Whether weights that are published wait for the replies in flight, continue or abort them.
+            in_flight: What happens to the replies in flight when weights are published; see `LimitsConfig`.
             samples_elsewhere: Another program samples, whose log-probs are never exactly the learner's.
             serves_only: Nothing is trained, so log-probs may differ a little where that is faster on a CPU: decode
                 with float16 copies of float32 weights, and several tokens of a reply at once; never if deterministic.
@@ -528,12 +528,7 @@ class Engine:
         return report
 
     def accumulate(
-        self,
-        samples: Sequence[TrainingSample],
-        loss: LossSpec,
-        *,
-        backward: bool = True,
-        adapter: str | None = None,
+        self, samples: Sequence[TrainingSample], loss: LossSpec, *, backward: bool = True, adapter: str | None = None
     ) -> GradientReport | None:
         """Adds the gradient of a loss, summed over the trained tokens, to those of earlier calls, for `apply`.
 

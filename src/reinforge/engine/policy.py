@@ -58,7 +58,7 @@ class EmbeddedPolicy(PolicyServer):
         sampler: Samples the replies, also those of other adapters.
         published: Called when admission opens.
         copy_weights: Copies the learner's weights to the sampler's; None: they are the same.
-        in_flight: Whether the copied weights wait for the replies in flight, continue them or abort them.
+        in_flight: What happens to the replies in flight when weights are copied; see `LimitsConfig`.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class EmbeddedPolicy(PolicyServer):
             if self._in_flight == "wait":
                 self.sampler.pause(self.adapter, self._copy_weights)
             else:
-                self.sampler.exchange(version, self._copy_weights, self.adapter, aborts=self._in_flight == "abort")
+                self.sampler.exchange(version, self._copy_weights, self.adapter, self._in_flight)
         with self._lock:
             self._refuse_open_job()
             self._open(version)

@@ -116,20 +116,6 @@ class RunningBatch:
         self.token_ids = np.zeros((size, 16), np.int64)
         self.logprobs = np.zeros((size, 16), np.float32)
 
-    def list_arrays(self) -> tuple[NDArray, ...]:
-        """Returns every array that has one entry per slot."""
-        state = (self.positions, self.last_tokens, self.num_sampled, self.limits, self.seeds)
-        settings = (self.temperatures, self.top_p, self.top_k, self.min_p, self.is_filtered, self.is_constrained)
-        return (
-            *state,
-            *settings,
-            self.is_streamed,
-            self.num_top_logprobs,
-            self.ignores_eos,
-            self.token_ids,
-            self.logprobs,
-        )
-
     def add(self, request: SampleRequest, seed: int, vocab_size: int) -> None:
         """Puts a request into the next row."""
         row, params = self.count, request.params
@@ -245,8 +231,9 @@ class RunningBatch:
 
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Puts row `sources[i]` where row `targets[i]` was; the two may name the same rows in another order."""
-        for array in self.list_arrays():
-            array[targets] = array[sources]
+        for array in vars(self).values():
+            if isinstance(array, np.ndarray):  # one entry per slot
+                array[targets] = array[sources]
         moved = [self.requests[row] for row in sources]
         for target, request in zip(targets, moved, strict=True):
             self.requests[target] = request

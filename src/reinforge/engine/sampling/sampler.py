@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reinforge.config.finetuning_blocks import InFlight
 from reinforge.engine.devices import copy_to_device, free_cached_memory, is_out_of_memory
 from reinforge.engine.model.attention import AttentionMasks
 from reinforge.engine.model.causal_model import DEFAULT_ADAPTER, CausalModel
@@ -185,17 +186,16 @@ class ReplySampler:
         self.call(lambda: self._drain(adapter, change))
 
     def exchange(
-        self, version: int, change: Callable[[], None], adapter: str = DEFAULT_ADAPTER, *, aborts: bool = False
+        self, version: int, change: Callable[[], None], adapter: str = DEFAULT_ADAPTER, in_flight: InFlight = "keep"
     ) -> None:
-        """Changes an adapter's weights between two steps; its replies in flight continue with them.
-
-        Their keys and values stay those that the older weights computed.
+        """Changes an adapter's weights between two steps.
 
         Args:
             change: Changes them, in the sampler's thread.
-            aborts: Replies in flight end as `ABORTED` instead, but for those that a client reads as they grow.
+            in_flight: Its replies in flight continue, with the keys and values of the older weights (`keep`) or of the
+                new ones (`recompute`); `abort`: those that no client reads as they grow end as `ABORTED`.
         """
-        self.call(lambda: self._exchange(version, change, adapter, aborts=aborts))
+        self.call(lambda: self._exchange(version, change, adapter, in_flight))
 
     def resume(self, version: int, adapter: str = DEFAULT_ADAPTER) -> None:
         """Admits an adapter's requests again; replies that begin from now on carry `version`."""
@@ -352,11 +352,13 @@ class ReplySampler:
         if self._prefiller.fast_llama is not None:  # others, if any, use the model's own weights
             self._prefiller.fast_llama.drop_weights(adapter if len(self.versions) > 1 else None)
 
-    def _exchange(self, version: int, change: Callable[[], None], adapter: str, *, aborts: bool) -> None:
+    def _exchange(self, version: int, change: Callable[[], None], adapter: str, in_flight: InFlight) -> None:
         self._drop_weights(adapter)
         change()
-        if aborts:
+        if in_flight == "abort":
             self._abort(adapter)
+        elif in_flight == "recompute":
+            self._recompute(adapter)
         with self._condition:
             self.versions[adapter] = version
         for row, request in enumerate(self._batch.requests):
@@ -372,6 +374,17 @@ class ReplySampler:
         for request in aborted:
             request.finish_reason = ABORTED
         self._remove(np.array(leaving, np.bool_), aborted)
+
+    @torch.inference_mode()
+    def _recompute(self, adapter: str) -> None:
+        """Computes the keys and values of an adapter's replies in flight with the weights that it has now."""
+        batch = self._batch
+        for row, request in enumerate(batch.requests):
+            if request.adapter == adapter:
+                sampled = batch.token_ids[row, : batch.num_sampled[row] - 1]  # the next step feeds the last one
+                known = PrefillRequest((*request.prompt, *sampled.tolist()), [request], adapter)
+                with self._route_adapters([adapter]):
+                    self._prefiller.run([known], row)
 
     def _fail(self, cause: Exception) -> None:
         with self._condition:

@@ -276,11 +276,7 @@ class Learner(ShardedOptimizer):
         return GradientReport(sums.loss * num_tokens, rows, sums.means())
 
     def _compute_gradients(
-        self,
-        samples: Sequence[TrainingSample],
-        own: Sequence[TrainingSample],
-        loss: Loss,
-        options: GradientOptions,
+        self, samples: Sequence[TrainingSample], own: Sequence[TrainingSample], loss: Loss, options: GradientOptions
     ) -> MetricSums | None:
         """Accumulates the gradients of this process's samples, in smaller micro-batches if memory runs out.
 
@@ -325,11 +321,7 @@ class Learner(ShardedOptimizer):
         )
 
     def _try_gradients(
-        self,
-        samples: Sequence[TrainingSample],
-        own: Sequence[TrainingSample],
-        loss: Loss,
-        options: GradientOptions,
+        self, samples: Sequence[TrainingSample], own: Sequence[TrainingSample], loss: Loss, options: GradientOptions
     ) -> MetricSums | None:
         if not are_finite(samples):
             log_skipped_step("the advantages or the log-probs of a sample are")

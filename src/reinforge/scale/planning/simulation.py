@@ -106,7 +106,7 @@ class Costs:
 
     Attributes:
         publish_s: From a trained job to samplers that serve it.
-        recompute: Kept replies compute the keys and values of their contexts again with the new weights.
+        recompute: With `keep`, replies compute the keys and values of their contexts again with the new weights, too.
         latency_s: From the driver to a sampler or back.
         bytes_per_s: The driver's network.
     """
@@ -481,7 +481,7 @@ class Simulation:
         self.phase = PUBLISHING
         for number in range(len(self.samplers)) if in_flight == "abort" else ():
             self._interrupt(number, self.costs.publish_s)
-        if in_flight == "keep" and self.costs.recompute:
+        if in_flight == "recompute" or (in_flight == "keep" and self.costs.recompute):
             for number, sampler in enumerate(self.samplers):
                 if sampler.running:
                     sampler.advance(self.now_s)

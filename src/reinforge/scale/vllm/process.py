@@ -288,6 +288,9 @@ def _check_settings(run_config: FinetuneConfig) -> Iterator[Problem]:
         if is_set:
             message = f"{elsewhere} does not say which tokens {name} kept, so nothing that it samples could be trained"
             yield Problem(f"finetuning.sampling.{name}", message, "remove it, or remove the sampler")
+    if run_config.limits.in_flight == "recompute":
+        message = f"{elsewhere} computes keys and values again with keep, unless it has adapters, which it keeps"
+        yield Problem("finetuning.limits.in_flight", message, "set it to keep")
     if policy.quantization is not None:
         message = f"{elsewhere} is sent plain weights, but the base model is in 4 bits here"
         yield Problem("finetuning.policy.quantization", message, "remove it, or remove the sampler")

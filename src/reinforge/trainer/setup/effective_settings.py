@@ -82,9 +82,14 @@ def _describe_trackers(config: FinetuneConfig) -> str:
 
 def _describe_overlap(limits: LimitsConfig) -> str:
     versions = f"{limits.max_staleness} version{'s' * (limits.max_staleness > 1)}"
-    fates = {"keep": "; replies in flight continue with new weights", "abort": "; replies in flight are sampled again"}
-    kept = fates.get(limits.in_flight, "")
-    return f"later epochs are sampled while a job trains; no trained token is more than {versions} old{kept}"
+    kept = "; replies in flight continue with new weights"
+    fates = {
+        "keep": kept,
+        "recompute": f"{kept}, and with keys of these",
+        "abort": "; replies in flight are sampled again",
+    }
+    fate = fates.get(limits.in_flight, "")
+    return f"later epochs are sampled while a job trains; no trained token is more than {versions} old{fate}"
 
 
 def _describe_sampling(parts: Parts) -> str:
