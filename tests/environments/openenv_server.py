@@ -1,4 +1,4 @@
-"""A server that speaks OpenEnv's protocol: guess a number below 4; `python openenv_server.py PORT`.
+"""A server that speaks OpenEnv's protocol: guess a number below 4; `python openenv_server.py PORT` prints its address.
 
 What an action is, the first part of the path says: `/words/schema`; without one it is a number.
 """
@@ -6,6 +6,7 @@ What an action is, the first part of the path says: `/words/schema`; without one
 import json
 import os
 import sys
+from functools import partial
 
 from aiohttp import web
 
@@ -61,4 +62,4 @@ if __name__ == "__main__":
     app = web.Application()
     for folder in ("", "/{schema}"):
         app.add_routes([web.get(f"{folder}/ws", play), web.get(f"{folder}/schema", schema)])
-    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
+    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=partial(print, flush=True))

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -59,18 +58,9 @@ def find_servers(folder):
 @pytest.fixture(scope="module")
 def url(tmp_path_factory):
     """A server that runs already."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    folder = tmp_path_factory.mktemp("server")
-    with subprocess.Popen([sys.executable, str(SERVER), str(port)], cwd=folder) as server:
-        while server.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}"
+    command, folder = [sys.executable, str(SERVER), "0"], tmp_path_factory.mktemp("server")
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
+        yield re.search(r"http://[\d.:]+", server.stdout.readline())[0]
         server.kill()
 
 

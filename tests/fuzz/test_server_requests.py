@@ -100,6 +100,9 @@ KINDS = {"session": r"\w{32}", "tinker": r"\w{16}", "train": r"\w+:train:\d+", "
          "future": r"\w+:\w+:\d+:\d+", "checkpoint": "tinker:.+"}  # fmt: skip
 """What `<session>` and the like stand for, of the ids in the answers so far; `<file>` and the like: `file-...`."""
 
+PATIENCE_S = 60
+"""How long a client waits that does not hang up: the server may still work on what the others sent."""
+
 
 class Clients:
     """Clients of one server, which know each other's ids."""
@@ -109,7 +112,8 @@ class Clients:
         self.honest = self.ask_honestly()
 
     def ask_honestly(self):
-        return self.http.post("/v1/chat/completions", json=HONEST).json()["choices"][0]["message"]["content"]
+        answer = self.http.post("/v1/chat/completions", json=HONEST, timeout=PATIENCE_S)
+        return answer.json()["choices"][0]["message"]["content"]
 
     def fill(self, text, at):
         """Returns a text with ids in place of their names: the newest of each kind, or one `at` before it."""
@@ -134,7 +138,7 @@ class Clients:
 
     def send_bytes(self, text):
         server = self.http.base_url
-        with socket.create_connection((server.host, server.port), 5) as connection:
+        with socket.create_connection((server.host, server.port), PATIENCE_S) as connection:
             connection.sendall(text.replace("{host}", f"{server.host}:{server.port}").encode("utf-8", "surrogatepass"))
             connection.shutdown(socket.SHUT_WR)
             if answer := b"".join(iter(lambda: connection.recv(1 << 16), b"")):
@@ -147,7 +151,7 @@ class Clients:
 
     def check_server(self):
         """Checks that the server is healthy and its model unchanged, and removes what the requests have made."""
-        assert self.http.get("/healthz").status_code == 200
+        assert self.http.get("/healthz", timeout=PATIENCE_S).status_code == 200
         assert self.ask_honestly() == self.honest
         log = (self.folder / "serve.log").read_text()
         assert not re.search("Traceback|never retrieved", log), log[-9000:]

@@ -116,10 +116,19 @@ async def test_a_comparison_counts_the_judge_only_if_asked(tmp_path, monkeypatch
 
 
 async def test_a_share_of_the_chats_is_judged(tmp_path, monkeypatch):
+    looks, find_next = [], Judge.find_next
+
+    def look(self, seq):
+        looks.append(found := find_next(self, seq))
+        return found
+
+    monkeypatch.setattr(Judge, "find_next", look)
     async with judged(tmp_path, monkeypatch, share=0.25) as (client, _):
         for number in range(60):
             await chat(client, f"{number}")
-        await asyncio.sleep(0.5)
+        assert (await count(client))[0] == 60, "all are in the store"
+        begun = len(looks) + 1  # the look that goes on now may have begun before
+        await wait_for(lambda: None in looks[begun:])
         assert 5 <= (await count(client))[2] <= 27  # 15 expected, within 3.6 standard deviations
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -248,18 +248,17 @@ def serve_tiny_model(folder: Path, *options: str) -> Iterator[str]:
     from tests.models import make_tiny_model  # imports torch
 
     model = make_tiny_model(folder / "tiny")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "reinforge", "serve", str(model), "--fine_tuning", "--port", str(port)]
+    command = [sys.executable, "-m", "reinforge", "serve", str(model), "--fine_tuning", "--port", "0"]
     command += ["--data_dir", str(folder / "data"), "--device", "cpu", *options]
     log = folder / "serve.log"
     with open(log, "wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             for _ in range(1200):
-                if b"OPENAI_BASE_URL" in log.read_bytes():
+                if (found := re.search(r"OPENAI_BASE_URL=(\S+)\s", log.read_text())) is not None:
                     break
                 assert process.poll() is None, log.read_text()
                 time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}/v1"
+            assert found is not None, log.read_text()
+            yield found[1]
         finally:
             process.terminate()

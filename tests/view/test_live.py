@@ -26,7 +26,9 @@ async def test_a_live_run_tells_of_every_change(tmp_path):
     record(journal, 0)
     async with Browser(tmp_path) as browser:
         page = await browser.page("/runs/r")
-        assert re.search(r"Now: epoch 0 \(1/3\) collect: 1 episodes( \(.*?/s\))?, reward 0.500", page.text), page.text
+        assert re.search(r"Now: epoch 0 \(1/3\) collect: 1 episodes( \(.*?/(s|min)\))?, reward 0.500", page.text), (
+            page.text
+        )
         version = dict(page.attributes)["data-version"]
         assert json.loads(await browser.ask("/runs/r/version")) == {"version": version}
         stream = await browser.session.get(f"{browser.base}/runs/r/version/events?version={version}")
@@ -34,7 +36,7 @@ async def test_a_live_run_tells_of_every_change(tmp_path):
         record(journal, 1)
         seen = await read_change(stream)
         assert seen != version
-        assert re.search(r"2 episodes( \(.*?/s\))?, reward 0.500", (await browser.page("/runs/r")).text)
+        assert re.search(r"2 episodes( \(.*?/(s|min)\))?, reward 0.500", (await browser.page("/runs/r")).text)
         journal.set_facts(status="completed")
         journal.end_session("completed")
         journal.close()

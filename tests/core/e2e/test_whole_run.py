@@ -109,12 +109,14 @@ def test_the_watchdog_names_the_stage_where_a_run_hangs(project):
 
 _SLOW = """
 import asyncio
+from pathlib import Path
 
-hangs = [0.8]
+hangs = [True]
 
 async def agent(item, llm, context):
-    if hangs:
-        await asyncio.sleep(hangs.pop())
+    while hangs and "in stage BASELINE" not in Path("runs/r/run.log").read_text():
+        await asyncio.sleep(0.02)
+    hangs.clear()
     reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}], max_tokens=4)
     return reply.choices[0].message.content
 """

@@ -18,7 +18,7 @@ from reinforge.types.sample import Needs
 from tests.engines import CLIPPED, load_engine
 from tests.engines import train as make_job
 from tests.models import make_tiny_model
-from tests.samples import ask, make_sample, random_samples, request
+from tests.samples import ask, hold_steps, make_sample, random_samples, request
 
 
 def load(folder, **settings) -> Engine:
@@ -59,9 +59,14 @@ def test_a_job_changes_weights_and_publish_their_version(engine):
 
 def test_begin_job_waits_for_replies_and_requests_wait_for_publish(engine):
     async def run() -> None:
-        early = [asyncio.create_task(engine.policy.sample(request(f"{i}", max_tokens=40))) for i in range(8)]
-        await asyncio.sleep(0.02)
-        await asyncio.to_thread(engine.begin_job)
+        with hold_steps(engine) as held:
+            early = [asyncio.create_task(engine.policy.sample(request(f"{i}", max_tokens=40))) for i in range(8)]
+            assert await asyncio.to_thread(held.wait, 60)
+            assert engine.policy.stats().running == 8
+            beginning = asyncio.create_task(asyncio.to_thread(engine.begin_job))
+            while "default" not in engine._sampler._admission.paused:
+                await asyncio.sleep(0.001)
+        await beginning
         assert engine.policy.stats().running == 0
         late = asyncio.create_task(engine.policy.sample(request("late")))
         await asyncio.sleep(0.05)

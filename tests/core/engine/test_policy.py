@@ -169,9 +169,13 @@ def test_after_close_requests_fail(tiny_model_dir):
 
 async def test_close_fails_what_is_in_flight(tiny_model_dir):
     engine = load_engine(tiny_model_dir)
-    task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240)))
-    await asyncio.sleep(0.01)
-    await asyncio.to_thread(engine.close)
+    with hold_steps(engine) as held:
+        task = asyncio.create_task(engine.policy.sample(request("long", max_tokens=240)))
+        assert await asyncio.to_thread(held.wait, 60)
+        closing = asyncio.create_task(asyncio.to_thread(engine.close))
+        while not engine.policy.sampler._closing:
+            await asyncio.sleep(0.001)
+    await closing
     with pytest.raises(EngineError, match="closed"):
         await task
 

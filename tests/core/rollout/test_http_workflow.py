@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 
 import aiohttp
 import pytest
@@ -173,8 +174,10 @@ async def test_an_agent_that_fails_on_an_unusable_tool_call_met_a_failure_of_the
     assert "500 no tool call" in record.reason
 
 
-async def test_nobody_listens(tmp_path, unused_tcp_port):
-    (record,) = await run(tmp_path, f"http://127.0.0.1:{unused_tcp_port}/run")
+async def test_nobody_listens(tmp_path):
+    with socket.socket() as taken:  # no other program can listen at its port meanwhile
+        taken.bind(("127.0.0.1", 0))
+        (record,) = await run(tmp_path, f"http://127.0.0.1:{taken.getsockname()[1]}/run")
     assert record.outcome is Outcome.BACKEND_ERROR
     assert "Cannot connect to host" in record.reason
 

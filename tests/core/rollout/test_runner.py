@@ -2,10 +2,12 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from reinforge.errors import BackendError, ConfigError, ContextOverflow, EngineError, MessagesRejected
+from reinforge.rollout import capture
 from reinforge.rollout.slots import EpisodeSlots
 from reinforge.rollout.workflow import PolicyFailure, bind_workflow
 from reinforge.types.episode import EpisodeKey
@@ -13,6 +15,7 @@ from reinforge.types.trajectory import Outcome
 from tests.doubles import ScriptedPolicy, examples
 from tests.episodes import collect, make_evaluation, make_runner
 from tests.scripted_run import ask
+from tests.virtual_clock import run_virtually
 
 
 def evaluation_of(
@@ -151,12 +154,16 @@ async def test_a_workflow_that_hangs_is_abandoned_and_the_others_finish(kind):
     assert evaluation.runner.status.num_running == 0
 
 
-async def test_a_timeout_during_replies_is_a_policy_timeout():
+def test_a_timeout_during_replies_is_a_policy_timeout(monkeypatch):
     async def talks(item, llm, context):
         while True:
             await ask(item, llm, context)
 
-    record = (await collect(evaluation_of(talks, ScriptedPolicy(lambda r: 0.05), timeout=0.4, count=1)))[0]
+    async def run():
+        monkeypatch.setattr(capture, "time", SimpleNamespace(time=asyncio.get_running_loop().time))
+        return await collect(evaluation_of(talks, ScriptedPolicy(lambda r: 0.05), timeout=0.4, count=1))
+
+    (record,), _ = run_virtually(run())
     assert record.outcome is Outcome.POLICY_TIMEOUT
 
 

@@ -460,23 +460,19 @@ async def test_tools_with_the_same_name_are_refused(served, tmp_path):
         await served("x")
 
 
-HTTP_SERVER = SDK_SERVER.replace('server.run("stdio")', 'server.run("streamable-http", port=int(sys.argv[1]))')
+HTTP_SERVER = SDK_SERVER.replace('server.run("stdio")', 'server.run("streamable-http", port=0)')
 
 
 @pytest.mark.slow
-async def test_a_server_behind_a_url(loop, tmp_path, unused_tcp_port):
+async def test_a_server_behind_a_url(loop, tmp_path):
     (tmp_path / "server.py").write_text(HTTP_SERVER)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(tmp_path / "server.py"), str(unused_tcp_port), stderr=asyncio.subprocess.DEVNULL
+        sys.executable, str(tmp_path / "server.py"), stderr=asyncio.subprocess.PIPE
     )
     try:
-        while True:
-            try:
-                (await asyncio.open_connection("127.0.0.1", unused_tcp_port))[1].close()
-                break
-            except OSError:
-                await asyncio.sleep(0.05)
-        url = f"http://127.0.0.1:{unused_tcp_port}/mcp"
+        while (found := re.search(rb"http://127.0.0.1:\d+", line := await process.stderr.readline())) is None:
+            assert line, "the server has exited"
+        url = f"{found[0].decode()}/mcp"
         (record,) = await loop([call("note", text="by http")], "done", tools=[{"mcp": {"url": url}}])
     finally:
         process.kill()

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from reinforge.evaluation.run import DatasetEvaluation
 from reinforge.evaluation.statistics import compute_mean_interval
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import SilentProgress
+from reinforge.trainer import context, run_log
 from reinforge.trainer.builders.group import GroupTrajectoryBuilder, GroupTrajectoryBuilderConfig
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.loop import EpochTrainer, EpochTrainerConfig
@@ -361,28 +364,38 @@ def test_the_canary_asks_few_tokens():
 
 
 class SlowAdapter(RecordingAdapter):
-    """Its jobs take a second and say how much of them is done, unless they hang."""
+    """Its jobs take two seconds of a clock that each look at them moves on by 0.1 s.
+
+    They say how much of them is done; one that hangs lasts until the log of the run says so.
+    """
 
     reports_progress = True
 
-    def __init__(self, hangs):
+    def __init__(self, log, hangs):
         super().__init__(ScriptedPolicy(seeded))
-        self.hangs, self.share = hangs, 0.0
+        self.log, self.hangs, self.num_looks, self.begun_s = log, hangs, 0, time.monotonic()
+
+    def read_clock(self):
+        return self.begun_s + 0.1 * self.num_looks
 
     async def status(self, ref):
-        self.share += 0.0 if self.hangs else 0.1
-        return (await super().status(ref)).model_copy(update={"progress": self.share})
+        self.num_looks += 1
+        share = 0.0 if self.hangs else 0.1 * self.num_looks
+        return (await super().status(ref)).model_copy(update={"progress": share})
 
     async def wait_until_complete(self, ref, poll_interval=10.0):
-        await asyncio.sleep(1.0)
+        while "no progress for" not in self.log.read_text() if self.hangs else self.num_looks < 20:
+            await asyncio.sleep(0.01)
         return await super().status(ref)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_a_long_job_makes_progress_as_long_as_its_share_grows(tmp_path, monkeypatch, hangs):
     monkeypatch.setattr("reinforge.trainer.loop.FOLLOW_S", 0.05)
-    scripted = ScriptedRun(tmp_path)
-    scripted.adapter = SlowAdapter(hangs)
+    scripted, log = ScriptedRun(tmp_path), tmp_path / "r" / "run.log"
+    scripted.adapter = SlowAdapter(log, hangs)
+    for module in (context, run_log):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=scripted.adapter.read_clock))
     scripted.settings["finetuning"] |= {"num_epochs": 1, "limits": {"stage_timeout_s": 0.6}}
     await scripted.run()
-    assert ("no progress for" in (tmp_path / "r" / "run.log").read_text()) == hangs
+    assert ("no progress for" in log.read_text()) == hangs
