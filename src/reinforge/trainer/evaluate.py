@@ -124,7 +124,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         BackendUnavailable: No example could be scored because a model did not answer.
     """
     config: FinetuneConfig = loaded.config.finetuning
-    started, folder = time.monotonic(), options.output_dir
+    folder = options.output_dir
     if folder is not None:
         _make_folder(folder)  # before the work
     options.progress.stage(None, "PREPARE", None)
@@ -144,6 +144,7 @@ async def evaluate(loaded: LoadedConfig, options: EvaluationOptions, registry: R
         num_samples = options.reps or (config.gate.num_samples if split == "confirm" else 1)
         ids = evaluation.example_ids(split)
         options.progress.stage(None, "EVALUATE", len(ids) * num_samples)
+        started = time.monotonic()
         # the verdict's phase would repeat its samples; this one has its own, with the same environment seeds
         records = await evaluation.collect(
             [EpisodeKey("eval", 0, id_, number) for id_ in ids for number in range(num_samples)]
