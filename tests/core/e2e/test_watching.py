@@ -60,6 +60,16 @@ async def test_a_guard_stops_a_run_that_can_be_resumed_past_it(tmp_path):
     assert "halt_after: 3" in (tmp_path / "r" / "config.yml").read_text()  # the run's own
 
 
+async def test_the_timeline_says_how_many_epochs_were_added(tmp_path):
+    run = ScriptedRun(tmp_path)
+    run.settings["finetuning"]["num_epochs"] = 1
+    await run.run()
+    run.settings["finetuning"]["num_epochs"] = 3
+    await run.run(resume=tmp_path / "r")
+    texts = [text for _, text in build_timeline(read_record(tmp_path / "r"), is_running=False)]
+    assert "config: 2 more epochs" in texts
+
+
 @pytest.mark.slow
 async def test_without_the_check_of_the_loop_no_guard_speaks(tmp_path, monkeypatch):
     monkeypatch.setattr("reinforge.trainer.guards.GuardWatch.check", lambda *given, **named: None)

@@ -177,7 +177,7 @@ def _check_signal(found: Findings) -> Recommendation | None:
     elif found.group_size:
         configured = found.signal_by_size.get(found.group_size)
         now = "" if configured is None else f" (of its groups about {configured:.0%} have signal)"
-        how = f"Set trajectory_builders.*.num_generations to {size}; the file has {found.group_size}{now}"
+        how = f"Set num_generations of the trajectory builder to {size}; the file has {found.group_size}{now}"
     else:
         how = f"Use trajectory_builders `_type: group` with num_generations {size}"
     return Recommendation(Advice.GRPO_TRAINING, size, reason, how)
