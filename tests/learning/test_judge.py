@@ -127,7 +127,7 @@ async def test_a_share_of_the_chats_is_judged(tmp_path, monkeypatch):
         for number in range(60):
             await chat(client, f"{number}")
         assert (await count(client))[0] == 60, "all are in the store"
-        begun = len(looks) + 1  # the look that goes on now may have begun before
+        begun = len(looks) + 1  # the current look may have started earlier
         await wait_for(lambda: None in looks[begun:])
         assert 5 <= (await count(client))[2] <= 27  # 15 expected, within 3.6 standard deviations
 

@@ -38,9 +38,7 @@ class SamplingConfig(Block):
 
 Penalty = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
 
-InFlight = Literal[
-    "wait", "keep", "recompute", "abort"
-]  # what happens to replies that are being sampled, at new weights
+InFlight = Literal["wait", "keep", "recompute", "abort"]  # what new weights do to replies that are being sampled
 
 
 class OutcomesConfig(Block):
@@ -110,8 +108,9 @@ class LimitsConfig(Block):
     in_flight: InFlight = Field(
         default="wait",
         description="With max_staleness, what happens to replies that are being sampled when weights are published: "
-        "the weights wait for them, they are kept and continued with the new weights (each token records its version), "
-        "the same after recomputing their keys and values, or they are aborted and sampled again.",
+        "the weights wait for them (`wait`), they continue with the new weights (`keep`; each token records its "
+        "version), they continue once their keys and values are recomputed (`recompute`), or they are sampled again "
+        "(`abort`).",
     )
     max_empty_updates: int = Field(
         default=3, ge=1, description="Stop after this many epochs in a row without an optimizer step."

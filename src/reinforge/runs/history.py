@@ -76,10 +76,9 @@ def _describe_stage(stage: str, data: dict[str, Any]) -> str:
     if stage == GUARD:
         action = {"halt": "stopped the run", "note": "noted"}.get(str(get("action")), "warned")
         return f"guard {get('guard', '?')} {action}"
-    if stage == "CONFIG" and get("added_epochs"):
-        return f"{get('added_epochs')} more epochs"
     if stage == "CONFIG":
-        return f"changed: {'; '.join(map(str, get('changed', [])))}"
+        added = get("added_epochs")
+        return f"{added} more epochs" if added else f"changed: {'; '.join(map(str, get('changed', [])))}"
     return stage
 
 

@@ -69,7 +69,7 @@ def test_a_run_that_samples_while_it_trains_reaches_the_same_verdict(project):
     ("in_flight", "told"),
     [
         ("keep", "continue with new weights"),
-        ("recompute", "continue with new weights, and with keys"),
+        ("recompute", "continue with new weights once their keys and values are recomputed"),
         ("abort", "are sampled again"),
     ],
 )

@@ -202,21 +202,19 @@ def test_a_reply_in_flight_continues_with_new_weights_and_says_from_which_token_
     assert differences[:EXCHANGED].max() < 1e-4 < 1e-3 < differences[EXCHANGED:].max()
 
 
-@pytest.mark.parametrize("recomputes", [True, False], ids=["recompute", "mutation check"])
-def test_keys_of_replies_in_flight_are_computed_again(keeping, monkeypatch, recomputes):
-    """Their later log-probs are those that the new weights give to the whole reply."""
-    make_job(keeping, seed=5)
-    monkeypatch.setattr(keeping.policy, "_in_flight", "recompute")
-    if not recomputes:
-        monkeypatch.setattr(ReplySampler, "_recompute", lambda self, adapter: None)
-    asked = [request("many words " * n, seed=n, max_tokens=12, ignore_eos=True) for n in (1, 9, 3)]
-    replies = ask_while_publishing(keeping, monkeypatch, keeping.policy.version + 1, *asked)
-    for tokens in (each.tokens for each in replies):
-        [scores] = asyncio.run(keeping.policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]]))
-        differences = np.abs(scores[-12:] - tokens.logprobs)
-        assert [position for position, _ in tokens.later_versions] == [EXCHANGED]
-        assert differences[:EXCHANGED].max() > 1e-3
-        assert (differences[EXCHANGED:].max() < 1e-4) == recomputes
+@pytest.mark.parametrize("in_flight", ["recompute", "keep"])
+@pytest.mark.parametrize("policy", [{}, LORA], ids=["full", "lora"])
+def test_recomputed_replies_have_the_log_probs_of_the_new_weights(tiny_model_dir, monkeypatch, policy, in_flight):
+    """From the exchange on they are those of the whole reply; with `keep` they are not."""
+    with load(tiny_model_dir, in_flight=in_flight, max_model_len=256, **policy) as engine:
+        make_job(engine)
+        asked = [request("many words " * n, seed=n, max_tokens=12, ignore_eos=True) for n in (1, 9, 3)]
+        for tokens in (each.tokens for each in ask_while_publishing(engine, monkeypatch, 1, *asked)):
+            [scores] = asyncio.run(engine.policy.score([[*tokens.prompt_token_ids, *tokens.token_ids]]))
+            differences = np.abs(scores[-12:] - tokens.logprobs)
+            assert tokens.list_versions() == [0] * EXCHANGED + [1] * 7
+            assert differences[:EXCHANGED].max() > 1e-3
+            assert (differences[EXCHANGED:].max() < 1e-4) == (in_flight == "recompute")
 
 
 def test_keys_of_mixed_weights_are_used_by_no_later_prompt(keeping, monkeypatch):

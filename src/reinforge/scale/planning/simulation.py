@@ -106,7 +106,7 @@ class Costs:
 
     Attributes:
         publish_s: From a trained job to samplers that serve it.
-        recompute: With `keep`, replies compute the keys and values of their contexts again with the new weights, too.
+        recompute: `keep` recomputes the keys and values of replies in flight, too, as vLLM does.
         latency_s: From the driver to a sampler or back.
         bytes_per_s: The driver's network.
     """

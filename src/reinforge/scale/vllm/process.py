@@ -289,7 +289,9 @@ def _check_settings(run_config: FinetuneConfig) -> Iterator[Problem]:
             message = f"{elsewhere} does not say which tokens {name} kept, so nothing that it samples could be trained"
             yield Problem(f"finetuning.sampling.{name}", message, "remove it, or remove the sampler")
     if run_config.limits.in_flight == "recompute":
-        message = f"{elsewhere} computes keys and values again with keep, unless it has adapters, which it keeps"
+        message = (
+            f"{elsewhere} already recomputes with keep; with LoRA, replies finish with the adapter they began with"
+        )
         yield Problem("finetuning.limits.in_flight", message, "set it to keep")
     if policy.quantization is not None:
         message = f"{elsewhere} is sent plain weights, but the base model is in 4 bits here"

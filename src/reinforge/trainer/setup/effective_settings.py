@@ -85,7 +85,7 @@ def _describe_overlap(limits: LimitsConfig) -> str:
     kept = "; replies in flight continue with new weights"
     fates = {
         "keep": kept,
-        "recompute": f"{kept}, and with keys of these",
+        "recompute": f"{kept} once their keys and values are recomputed",
         "abort": "; replies in flight are sampled again",
     }
     fate = fates.get(limits.in_flight, "")
