@@ -168,7 +168,8 @@ class LocalAdapter(TrainerAdapter):
 
     def _prepare_loading(self, run_config: FinetuneConfig) -> Callable[..., Engine]:
         if (launcher := find_launcher()) is None:
-            return import_engine().load  # imports torch, which nothing before needs
+            # Imports torch, which nothing before needs, in the thread that loads: a signal does not wait for either.
+            return lambda policy, **settings: import_engine().load(policy, **settings)
         return partial(launcher.load_engine, self.adapter_config.sharding, self.adapter_config.peer_timeout_s)
 
     async def prepare_training(self) -> None:

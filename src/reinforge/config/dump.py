@@ -31,12 +31,7 @@ from reinforge.config.schema_walk import find_field, find_key
 from reinforge.config.sections import find_component
 from reinforge.files import to_json
 from reinforge.registry import REGISTRY
-from reinforge.safe_text import (
-    escape_controls,
-    is_secret_name,
-    is_stand_in,
-    is_token,
-)
+from reinforge.safe_text import escape_controls, is_secret_name, is_stand_in, is_token
 
 
 def dump_config(loaded: LoadedConfig) -> str:

@@ -124,9 +124,10 @@ def _read_question_answer_pairs(rows: Sequence[Row], columns: Columns, problems:
     is_configured = columns.is_configured("answer_key")
     has_answer = is_configured or any(row.value.get(columns.answer_key) is not None for row in rows)
     reason = "" if is_configured else "; some rows have an answer, so every row needs one"
+    has_question = any(row.value.get(columns.question_key) is not None for row in rows)
     pairs = []
     for row in rows:
-        _require_field(row, columns.question_key, problems)
+        _require_field(row, columns.question_key, problems, "; other rows have one" if has_question else "")
         if has_answer:
             _require_field(row, columns.answer_key, problems, reason)
         pairs.append((row.value.get(columns.question_key), row.value.get(columns.answer_key)))
@@ -191,7 +192,7 @@ def _require_field(row: Row, key: str, problems: RowProblems, reason: str = "") 
         return
     hint = did_you_mean(key, row.value)
     message = f'no field "{key}"{hint or ";"} the row has {", ".join(row.value) or "no fields"}{reason}'
-    fix = "name the column with question_key, answer_key or id_key, or use messages or prompt/completion"
+    fix = "rename it, or name it in the dataset of a run (question_key, answer_key, id_key); or use messages or prompt"
     problems.add(row.location, message, "" if reason else fix)
 
 

@@ -60,10 +60,7 @@ class Improvement:
 
 
 def compute_mean_interval(
-    values: Sequence[float],
-    level: float = 0.95,
-    names: Sequence[str] | None = None,
-    num_future: float | None = None,
+    values: Sequence[float], level: float = 0.95, names: Sequence[str] | None = None, num_future: float | None = None
 ) -> tuple[float, float | None, float | None]:
     """Returns the mean and the lower and upper bound of its confidence interval.
 

@@ -36,11 +36,7 @@ from reinforge.types.workflow import BoundWorkflow
 
 
 def record_ending(
-    record: EpisodeRecord,
-    capture: Capture,
-    get_output: Callable[[], object],
-    workflow: BoundWorkflow,
-    timeout_s: float,
+    record: EpisodeRecord, capture: Capture, get_output: Callable[[], object], workflow: BoundWorkflow, timeout_s: float
 ) -> None:
     """Records the output, or why there is none; an agent's output and its exceptions may themselves raise anything."""
     try:
@@ -54,11 +50,7 @@ def record_ending(
 
 
 def _record_ending(
-    record: EpisodeRecord,
-    capture: Capture,
-    get_output: Callable[[], object],
-    workflow: BoundWorkflow,
-    timeout_s: float,
+    record: EpisodeRecord, capture: Capture, get_output: Callable[[], object], workflow: BoundWorkflow, timeout_s: float
 ) -> None:
     item = record.item
     try:

@@ -61,7 +61,7 @@ class RunSummary:
     folder: Path  # the run folder; not part of `summary.json`
     reason: str = ""  # one sentence: the gate's reason if there is a verdict, else why the run ended
     baseline: MetricSummary | None = None  # the base model on `select`
-    final: MetricSummary | None = None  # the model after the last epoch on `select`
+    final: MetricSummary | None = None  # the model after the last epoch, or the last validated one, on `select`
     best: MetricSummary | None = None  # the best checkpoint on `select`
     confirm_base: MetricSummary | None = None  # the base model on `confirm`
     confirm_tuned: MetricSummary | None = None  # the best checkpoint on `confirm`
@@ -114,9 +114,10 @@ class RunSummary:
     def is_incomplete(self) -> bool:
         return self.status != "completed"
 
-    def record_best_so_far(self, baseline: ValidationRow, best: ValidationRow, metric: str) -> None:
-        """Records the best validation of a run that ended early, by the evaluator of the verdict."""
-        self.baseline = self.baseline or baseline.summaries.get(metric)
+    def record_best_so_far(self, validations: Sequence[ValidationRow], best: ValidationRow, metric: str) -> None:
+        """Records the best validation of a run that ended early, and its last one, by the evaluator of the verdict."""
+        self.baseline = self.baseline or validations[0].summaries.get(metric)
+        self.final = self.final or (validations[-1].summaries.get(metric) if len(validations) > 1 else None)
         self.best, self.best_epoch = best.summaries.get(metric), best.epoch
         self.checkpoint = best.checkpoint if best.epoch != BASELINE else None
 
@@ -170,7 +171,7 @@ class RunSummary:
         if self.status == "failed":
             pairs.append(("log", str(folder / "run.log")))
         if self.is_incomplete:
-            pairs.append(("saved", f"{folder} (episodes, metrics and checkpoints so far)"))
+            pairs.append(("saved", f"{folder} (what the run did so far)"))
             pairs += [("resume", describe_resume(folder))] if self.can_resume else []
             pairs += [("judge now", command)] if (command := self.find_verdict_command()) else []
         return pairs
@@ -344,7 +345,7 @@ def summarize_killed_run(folder: Path, validations: Sequence[ValidationRow], con
     best = choose_best_validation(validations, gate_metric)
     if best is not None:
         metric = gate_metric or (finetuning.get("reward_function") or {}).get("name", "")
-        summary.record_best_so_far(validations[0], best, metric)
+        summary.record_best_so_far(validations, best, metric)
     return summary
 
 

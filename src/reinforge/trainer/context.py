@@ -385,9 +385,13 @@ class RunContext:
     def restore_counters(self, counters: dict[str, Any]) -> None:
         self.episodes, self.tokens = Counter(counters["episodes"]), Counter(counters["tokens"])
         self.missing = ReasonCounts(counters["missing"])
-        self.wall_time_s = dict(counters["wall_time_s"])
         self.validation_s, self.validation_tokens = counters["validation"]
         self._tokens_before = self.tokens["completion"]
+
+    def add_earlier_time(self, *known: Mapping[str, float]) -> None:
+        """Adds the seconds that earlier sessions spent in each stage: the most that is known."""
+        for name in {name for each in known for name in each}:
+            self.wall_time_s[name] = self.wall_time_s.get(name, 0.0) + max(each.get(name, 0.0) for each in known)
 
     @asynccontextmanager
     async def limit_episodes(self) -> AsyncIterator[None]:

@@ -243,7 +243,7 @@ class BaseComparison:
     def record_best_so_far(self) -> None:
         best = choose_best_validation(self._context.validations, self._gate.metric)
         if self._summary.best is None and best is not None:
-            self._summary.record_best_so_far(self._context.validations[0], best, self._parts.gate_metric)
+            self._summary.record_best_so_far(self._context.validations, best, self._parts.gate_metric)
             self._compare_validations(best)
 
     def _compare_validations(self, after: ValidationRow) -> None:

@@ -15,7 +15,7 @@ from reinforge.config.dump import Change, compare_configs, dump_data, name_stand
 from reinforge.config.finetuning_blocks import TranscriptsConfig
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import load_config
-from reinforge.errors import ConfigError, Problem
+from reinforge.errors import ConfigError, Problem, StorageError
 from reinforge.interfaces import TrainerAdapter
 from reinforge.registry import Registry
 from reinforge.runs.checkpoints import Checkpoints, restore_weights
@@ -23,7 +23,7 @@ from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.journal.reader import REPAIR_NOTES, JournalReader
 from reinforge.runs.rows import BASELINE, EpochSnapshot
 from reinforge.runs.run_folder import read_config
-from reinforge.runs.summary import describe_resume
+from reinforge.runs.summary import describe_resume, load_summary
 from reinforge.trainer.context import RunContext
 from reinforge.trainer.provenance import Provenance, is_own_run
 from reinforge.trainer.setup.reach import list_reach
@@ -212,6 +212,14 @@ def choose_snapshot(journal: RunJournal, checkpoints: Checkpoints) -> tuple[Epoc
 def _read_snapshot(checkpoints: Checkpoints, name: str) -> EpochSnapshot | None:
     state = checkpoints.read_state(name)
     return None if state is None else EpochSnapshot(state["epoch"], state["version"], name, state)
+
+
+def read_time_spent(folder: Path) -> dict[str, float]:
+    """Returns the seconds in each stage until the last session ended; a killed one has not recorded its own."""
+    try:
+        return load_summary(folder).wall_time_s
+    except StorageError:
+        return {}
 
 
 async def restore_snapshot(

@@ -81,6 +81,8 @@ def write_run_files(
     summary.guards = list_guard_events(context.journal.stages())
     summary.explanations = explain(RunFigures(summary, history, context.validations, config, context.is_relative))
     write_summary(context.folder / "summary.json", summary)
+    if summary.is_incomplete:  # what follows takes seconds, and a second signal does not wait for it
+        _record_end(context, summary)
     _write_page(context, summary)
     write_report(context.folder / "report.md", summary, history, context.validations)
     arms = {"base": summary.confirm_base, "tuned": summary.confirm_tuned}
@@ -92,10 +94,16 @@ def write_run_files(
         )
     else:
         context.progress.note(f"no reward plot: {NEEDS_MATPLOTLIB}")
-    context.journal.set_facts(status=summary.status, reason=summary.reason, can_resume=summary.can_resume)
-    context.journal.end_session(summary.status if not summary.reason else f"{summary.status}: {summary.reason}")
+    if not summary.is_incomplete:
+        _record_end(context, summary)
     for line in summary.closing_lines(color=False):
         logger.info(line)
+
+
+def _record_end(context: RunContext, summary: RunSummary) -> None:
+    context.journal.set_facts(status=summary.status, reason=summary.reason, can_resume=summary.can_resume)
+    context.journal.end_session(summary.status if not summary.reason else f"{summary.status}: {summary.reason}")
+    context.journal.flush()
 
 
 def _write_page(context: RunContext, summary: RunSummary) -> None:
@@ -267,7 +275,6 @@ class _Run:
         self.options.live.blocked_s = config.limits.episode_timeout_s
         self.options.live.folder = context.folder
         self.options.live.record_end = self._record_forced_end
-        context.journal.start_session()
         settings = [*effective_settings(self.parts), *self._list_sent_variables()]
         if self.dtype is not None:
             settings.append(("dtype", str(self.dtype)))
@@ -379,7 +386,7 @@ class _Run:
         """Writes the resolved configuration; refuses to resume with a changed one."""
         context, text, root = self.context, dump_config(self.loaded), self.loaded.project_root
         data = hash_data(self.parts.splits)
-        made_of = collect_provenance(self.loaded, self.model_folder)
+        made_of, changes = collect_provenance(self.loaded, self.model_folder), list[dict[str, object]]()
         if self.options.resume is not None:
             from reinforge.trainer import resume  # only where a run resumes
 
@@ -393,9 +400,9 @@ class _Run:
                 made_of = made_of if known is None else known.extended_by(made_of)
             else:
                 self._changed = True
-                context.journal.record_stage(versions.BASELINE, "CONFIG", {"changed": changed})
+                changes.append({"changed": changed})
             if added := resume.count_added_epochs(context.folder, self.config.num_epochs):
-                context.journal.record_stage(versions.BASELINE, "CONFIG", {"added_epochs": added})
+                changes.append({"added_epochs": added})
                 context.progress.note(f"{added} more epochs than before; the verdict is computed again at the end")
             text = resume.keep_settings_of_one_call(context.folder, text)
         write_listed(context.folder, "config.yml", text)
@@ -418,6 +425,9 @@ class _Run:
             resumes_epochs=self._can_reuse_episodes,
         )
         self._started, self._made_of = True, made_of
+        context.journal.start_session()
+        for change in changes:
+            context.journal.record_stage(versions.BASELINE, "CONFIG", change)
 
     def _record_late_provenance(self) -> None:
         """Adds the modules that the agent imported only when it ran, and a hub model that was not in the cache."""
@@ -442,6 +452,8 @@ class _Run:
         context.recalls = set(PHASES.values()) - {"collect"}
         if self._can_reuse_episodes:
             context.recalls.add("collect")
+        recorded = {} if snapshot is None else snapshot.state["counters"]["wall_time_s"]
+        context.add_earlier_time(recorded, resume.read_time_spent(context.folder))
         if snapshot is None:
             notes.append("no usable checkpoint is left; restarting from the beginning")
             context.journal.rewind(versions.BASELINE - 1, forget_jobs=True, forget_episodes=self._changed)
@@ -479,12 +491,11 @@ class _Run:
         text = describe_kept_work(context.folder, summary)
         if context.pending is not None:
             text = f"the jobs since the last checkpoint are not saved; the next --resume trains them again\n{text}"
+        context.begin_stage(END)
         summary.episodes, summary.tokens = dict(context.episodes), dict(context.tokens)
-        summary.policy_versions = list(context.policy_versions)
+        summary.policy_versions, summary.wall_time_s = list(context.policy_versions), dict(context.wall_time_s)
         write_summary(context.folder / "summary.json", summary)
-        context.journal.set_facts(status=summary.status, reason=summary.reason)
-        context.journal.end_session(f"{summary.status}: {summary.reason}")
-        context.journal.flush()
+        _record_end(context, summary)
         return f"{summary.reason}\n{text}"
 
     def _require_policy(self) -> None:

@@ -1,6 +1,8 @@
 """Jobs of the local adapter whose weights go to a folder, and jobs that start from scratch."""
 
 import hashlib
+import subprocess
+import sys
 
 import pytest
 
@@ -28,6 +30,31 @@ COMPLETED = TrainingStatusEnum.COMPLETED
 def run_config(model, **policy):
     settings = {"model": str(model), "optimizer": {"learning_rate": 0.01}, "schedule": {"warmup_steps": 0}, **policy}
     return FinetuneConfig(device="cpu", policy=settings)
+
+
+CANCELLED = """
+import asyncio, os, sys
+from reinforge.adapters.local import LocalAdapter
+from reinforge.adapters.local_config import LocalAdapterConfig
+from reinforge.algorithms.sft import SFT
+from reinforge.config.schema import FinetuneConfig
+
+async def main():
+    config = FinetuneConfig(device="cpu", policy={"model": sys.argv[1]})
+    try:
+        await asyncio.wait_for(LocalAdapter(LocalAdapterConfig(), SFT()).initialize(config), 0.01)
+    except TimeoutError:
+        print(hasattr(sys.modules.get("reinforge.engine.engine"), "Engine"), flush=True)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+
+
+def test_a_call_that_loads_is_cancelled_before_torch_is_imported(tiny_model_dir):
+    """A signal while a model loads does not wait for packages, whose import takes seconds."""
+    out = subprocess.run([sys.executable, "-c", CANCELLED, str(tiny_model_dir)], capture_output=True, text=True)
+    assert (out.stdout, out.stderr) == ("False\n", "")
 
 
 class Jobs:

@@ -67,7 +67,22 @@ async def test_the_timeline_says_how_many_epochs_were_added(tmp_path):
     run.settings["finetuning"]["num_epochs"] = 3
     await run.run(resume=tmp_path / "r")
     texts = [text for _, text in build_timeline(read_record(tmp_path / "r"), is_running=False)]
-    assert "config: 2 more epochs" in texts
+    [resumed] = [number for number, text in enumerate(texts) if "resumed" in text]
+    assert (texts[resumed - 1].split(":")[0], texts[resumed + 1]) == ("completed", "config: 2 more epochs")
+
+
+async def test_the_time_of_a_resumed_run_has_that_of_its_earlier_sessions(tmp_path):
+    """Its last snapshot does not know of the stages that followed, and of this run's first session nothing is kept."""
+    run = ScriptedRun(tmp_path)
+    run.settings["finetuning"]["num_epochs"] = 1
+    spent = (await run.run()).wall_time_s
+    path = tmp_path / "r" / "summary.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"wall_time_s": {**spent, "COLLECT": 100.0, "END": 10.0}})
+    )
+    run.settings["finetuning"]["num_epochs"] = 2
+    total = (await run.run(resume=tmp_path / "r")).wall_time_s
+    assert (100 < total["COLLECT"] < 110, total["END"] >= 10, total["BASELINE"] >= spent["BASELINE"]) == (True,) * 3
 
 
 @pytest.mark.slow

@@ -124,9 +124,9 @@ async def test_all_bad_lines_of_a_jsonl_file_are_reported_together():
     assert await problems(config) == [
         "d.jsonl:2:2: invalid JSON: expecting property name enclosed in double quotes",
         "d.jsonl:3: expected an object, found list",
-        'd.jsonl:4: no field "question", did you mean "qestion"? the row has qestion, id',
+        'd.jsonl:4: no field "question", did you mean "qestion"? the row has qestion, id; other rows have one',
         'd.jsonl:5: no field "id"; the row has question; some rows have an id, so every row needs one',
-        'd.jsonl:6: the field "question" is null',
+        'd.jsonl:6: the field "question" is null; other rows have one',
     ]
     assert await problems(lines("")) == ["d.jsonl: the dataset is empty"]
     assert await problems(lines('[{"question": 1}]')) == ["d.jsonl:1: expected one JSON object per line, found a list"]

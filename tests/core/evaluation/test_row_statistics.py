@@ -90,7 +90,8 @@ def test_the_algorithms_that_can_train_on_rows(load):
     assert choose(load(good, bad)) == {"sft": with_floor, "rejection_sampling": with_floor, "kto": "yes", "dpo": "yes"}
     assert choose(load(good, chat("r", "c", label=False)))["dpo"] == "no"
     assert choose(load(plain, bad)) == {"sft": "no", **no}
-    assert choose(load({"question": "q", "answer": "a"})) == {"sft": "no", **no}
+    sampled = "yes: the agent samples replies (`_type: group`)"
+    assert choose(load({"question": "q", "answer": "a"})) == {"grpo": sampled, "sft": "no", **no}
     pair = {"prompt": "q", "chosen": "a", "rejected": "b"}
     assert choose(load(pair))["dpo"] == "yes"
 

@@ -131,7 +131,7 @@ def test_a_stopped_run_says_what_was_saved():
         "  tokens      unknown",
         "  episodes    0; dropped 0",
         "  report      runs/ttt-7/report.md, runs/ttt-7/reward_plot.png",
-        "  saved       runs/ttt-7 (episodes, metrics and checkpoints so far)",
+        "  saved       runs/ttt-7 (what the run did so far)",
         "  resume      reinforge finetune --resume runs/ttt-7",
     ]
 
@@ -179,9 +179,12 @@ def test_a_stopped_run_tells_its_best_checkpoint_and_how_to_use_it():
 
 
 def test_a_stopped_run_whose_base_is_best_says_so():
-    run = RunSummary("ttt-7", "stopped", Path("r"), "", baseline=figure(0.5), best=figure(0.5))
-    text = "  best        the base model, 0.500 [0.470, 0.530] on select: no validated checkpoint is better"
-    assert text in run.closing_lines(color=False)
+    run, summaries = RunSummary("ttt-7", "stopped", Path("r"), ""), (figure(0.5), figure(0.4))
+    rows = [ValidationRow(epoch, summaries={"wins": each}) for epoch, each in zip((-1, 0), summaries, strict=True)]
+    run.record_best_so_far(rows, rows[0], "wins")
+    lines = run.closing_lines(color=False)
+    assert "  best        the base model, 0.500 [0.470, 0.530] on select: no validated checkpoint is better" in lines
+    assert lines[1] == "  reward      0.500 [0.470, 0.530] -> 0.400 [0.370, 0.430] (wins on 200 select examples)"
 
 
 def test_a_smoke_run_is_not_judged_by_its_figures():
@@ -210,7 +213,7 @@ def test_failed_run_says_where_the_log_is():
     assert lines[1] == "  reward      unknown: no evaluation finished"
     assert lines[-3:] == [
         "  log         runs/ttt-7/run.log",
-        "  saved       runs/ttt-7 (episodes, metrics and checkpoints so far)",
+        "  saved       runs/ttt-7 (what the run did so far)",
         "  resume      reinforge finetune --resume runs/ttt-7",
     ]
 

@@ -141,8 +141,9 @@ class OfflineChoice:
 def list_offline_choices(loaded: LoadedRows) -> list[OfflineChoice]:
     """Returns whether SFT, rejection sampling, KTO and DPO can train on rows, and with which settings."""
     if not any(loaded.parse()):
-        why = f"no: rows of the shape {loaded.shape} have no replies; the agent samples them (`_type: group`)"
-        return [OfflineChoice(name, problem=why) for name in ("sft", "rejection_sampling", "kto", "dpo")]
+        names, sampled = ("sft", "rejection_sampling", "kto", "dpo"), "yes: the agent samples replies (`_type: group`)"
+        refused = [OfflineChoice(name, problem="no: the rows have no replies") for name in names]
+        return [OfflineChoice("grpo", sampled), *refused]
     has_rewards = loaded.row_format.has_rewards
     sft = SFTConfig(min_reward=GOOD) if has_rewards else SFTConfig()
     choices: list[tuple[str, Algorithm, str]] = [
