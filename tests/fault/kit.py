@@ -24,6 +24,7 @@ from reinforge import crash
 from reinforge.runs.journal.verify import verify_run
 from reinforge.runs.page import page
 from reinforge.runs.page.elements import build
+from tests.processes import find_survivors
 from tests.project import Project
 
 ROOT = Path(__file__).parents[2]
@@ -97,8 +98,9 @@ class Child:
             os.kill(self.process.pid, number)
 
     def left_behind(self):
-        """Returns the processes of its session that are still alive; if there are none, no port and no lock is held."""
-        return [pid for pid in psutil.pids() if pid != self.process.pid and _session_of(pid) == self.process.pid]
+        """Returns the processes of its session that survive it; if there are none, no port and no lock is held."""
+        left = [pid for pid in psutil.pids() if pid != self.process.pid and _session_of(pid) == self.process.pid]
+        return [each.pid for each in find_survivors(left)]
 
 
 def _session_of(pid):

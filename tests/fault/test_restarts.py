@@ -166,7 +166,7 @@ def test_a_run_continues_on_another_cluster_if_its_own_is_gone(make_toy):
         each for each in psutil.Process(child.process.pid).children() if "held_cluster" in str(each.cmdline())
     )
     holder.kill()
-    assert child.wait() == 0, child.said
+    assert child.wait(600) == 0, child.said  # 200 epochs, and the start of another cluster
     assert "the run was stopped by a library, with exit code 1; it continues" in child.said
 
 

@@ -73,14 +73,15 @@ async def hammer(folder, num_swaps, tmp_path):
         async with serve({"m": engine.policy}) as app, async_openai(app) as client:
             chats = Chats(client)
             running = [asyncio.ensure_future(chats.run(number)) for number in range(NUM_CLIENTS)]
-            for version in range(1, num_swaps + 1):
-                while not any(tokens.policy_version == version - 1 for _, tokens in chats.replies[-50:]):
+            for version in range(num_swaps + 1):
+                if version:
+                    copies.append(await asyncio.to_thread(train, engine, version))
+                    await engine.policy.publish(version)
+                while not any(tokens.policy_version == version for _, tokens in chats.replies[-50:]):
                     assert not any(task.done() for task in running), [
                         task.exception() for task in running if task.done()
                     ]
                     await asyncio.sleep(0.001)
-                copies.append(await asyncio.to_thread(train, engine, version))
-                await engine.policy.publish(version)
             chats.stopping = True
             await asyncio.gather(*running)
     return chats.replies, copies
