@@ -207,12 +207,7 @@ class JobRunner:
             engine.reset(batch.adapter)
         probes = _choose_probes(engine, batch, config.seed, sampled_by_current=not self.from_scratch)
         report = engine.update(
-            samples,
-            algorithm.loss,
-            progress_start=start,
-            progress_end=end,
-            epoch=batch.epoch,
-            adapter=batch.adapter,
+            samples, algorithm.loss, progress_start=start, progress_end=end, epoch=batch.epoch, adapter=batch.adapter
         )
         skipped = find_episode_ids(batch.groups, samples, report.skipped_samples)
         self._check_skipped_steps(batch.name, report, skipped, config.limits.max_skipped_steps)

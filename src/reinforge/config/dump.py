@@ -227,10 +227,12 @@ def compare_configs(before: str, after: str) -> list[Change]:
     old, new = Document(parse_yaml(before).data or {}), Document(parse_yaml(after).data or {})
     _add_new_defaults(old.data, new, ())
     before_values, after_values = dict(iterate_leaves(old.data)), dict(iterate_leaves(new.data))
+    paths = dict.fromkeys([*before_values, *after_values])
+    blocks = {path[:end] for path in paths for end in range(len(path))}  # an empty one gains keys, or loses all
     return [
         Change(format_path(path), before_values.get(path, ABSENT), after_values.get(path, ABSENT))
-        for path in dict.fromkeys([*before_values, *after_values])
-        if before_values.get(path, ABSENT) != after_values.get(path, ABSENT)
+        for path in paths
+        if path not in blocks and before_values.get(path) != after_values.get(path)
     ]
 
 

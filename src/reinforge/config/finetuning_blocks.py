@@ -211,9 +211,7 @@ class MismatchGuard(GuardLimits):
     """The learner's log-probs are not those that the sampler reported."""
 
     limit: float | None = Field(
-        default=0.01,
-        gt=0,
-        description="Largest KL(sampler, learner) of a job's tokens, in nats a token. null: off.",
+        default=0.01, gt=0, description="Largest KL(sampler, learner) of a job's tokens, in nats a token. null: off."
     )
     warn_after: int = Field(default=2, ge=1, description="Warn after this many epochs in a row beyond the limit.")
 

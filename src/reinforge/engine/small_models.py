@@ -34,12 +34,15 @@ ANSWERS_PER_STEP = 8  # or fewer, where the examples are
 OWN = ("lora", "optimizer", "schedule", "batch", "init", "adapters")
 
 
-def fill_in_training(finetuning: dict[str, Any], builder: dict[str, Any]) -> dict[str, Any]:
+def fill_in_training(
+    finetuning: dict[str, Any], builder: dict[str, Any], num_answers: int | None = None
+) -> dict[str, Any]:
     """Sets how a small model is trained, unless the configuration says any of it.
 
     Args:
         finetuning: The section of that name; what it has, or its `policy`, is kept.
         builder: Settings of its groups; `examples_per_epoch` is kept.
+        num_answers: Epochs of the first stage, 0 for none; None: a share of all epochs.
 
     Returns:
         The trajectory builder of the first stage by its name; empty: there is one stage.
@@ -66,7 +69,8 @@ def fill_in_training(finetuning: dict[str, Any], builder: dict[str, Any]) -> dic
     if not isinstance(limits, dict) or not all(isinstance(number, int) for number in numbers):
         return {}  # the loader reports them
     total, examples, generations = numbers
-    if (first := total // EPOCHS_PER_ANSWERS) < 1 or limits.get("max_staleness"):
+    first = total // EPOCHS_PER_ANSWERS if num_answers is None else num_answers
+    if first < 1 or limits.get("max_staleness"):
         return {}
     rows = ANSWERS_PER_REPLY * examples * generations
     del finetuning["num_epochs"]

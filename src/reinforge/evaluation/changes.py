@@ -75,9 +75,7 @@ def summarize_arm(
 
 
 def compare_reports(
-    base: EvaluationReport,
-    tuned: EvaluationReport,
-    weights: Mapping[str, float],
+    base: EvaluationReport, tuned: EvaluationReport, weights: Mapping[str, float]
 ) -> list[MetricChange]:
     """Returns every evaluator before and after, over the examples that both models have a score on.
 

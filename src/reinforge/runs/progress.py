@@ -183,7 +183,7 @@ class _Counters:
             of = f"/{self.total}" if self.total else ""
             parts.append(f"{self.num_done}{of} episodes{rate}")
         elif self.stage:
-            parts.append(format_duration(seconds))
+            parts.append(f"{format_duration(seconds)} so far")
         if found is not None and found[1]:
             parts.append(f"~{format_duration(found[1])} left")
         if self.num_rewards:

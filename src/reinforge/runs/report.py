@@ -26,10 +26,7 @@ LEGEND = {
 
 
 def write_report(
-    path: Path,
-    summary: RunSummary,
-    reward_history: Sequence[EpochMetrics],
-    validation_history: Sequence[ValidationRow],
+    path: Path, summary: RunSummary, reward_history: Sequence[EpochMetrics], validation_history: Sequence[ValidationRow]
 ) -> None:
     """Writes the summary, the plot, which is expected in the same folder, and a table of the epochs."""
     header, rows = _build_epoch_table(reward_history, validation_history)

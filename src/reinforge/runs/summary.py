@@ -209,7 +209,12 @@ class RunSummary:
             pairs += [("why", f"{each.reason}: {each.evidence}"), ("try", each.fix)]
         pairs.append(("best", self.describe_best()))
         if self.stages:
-            pairs.append(("stages", ", ".join(f"{name} ({count} epochs)" for name, count in self.stages.items())))
+            pairs.append(
+                (
+                    "stages",
+                    ", ".join(f"{name} ({count} epoch{'s' * (count != 1)})" for name, count in self.stages.items()),
+                )
+            )
         return pairs
 
     def _describe_stage(self, epoch: int | None) -> str:
@@ -371,7 +376,7 @@ def _format_time(wall_time_s: dict[str, float]) -> str:
 def _format_tokens(tokens: dict[str, int], num_updates: int | None) -> str:
     words = {"prompt": "prompt", "completion": "sampled", "trained": "trained"}
     parts = [f"{tokens[key]:,} {word}" for key, word in words.items() if key in tokens]
-    steps = "" if num_updates is None else f"; {num_updates:,} optimizer steps"
+    steps = "" if num_updates is None else f"; {num_updates:,} optimizer step{'s' * (num_updates != 1)}"
     return f"{', '.join(parts) or 'unknown'}{steps}"
 
 
@@ -408,14 +413,14 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def describe_resume(folder: Path, num_more: int = 0) -> str:
-    """Returns what resumes a run, or adds epochs to it: a command, or the argument of the Python code that started it.
+def describe_resume(folder: Path, num_more: int = 0, num_epochs: int = 0) -> str:
+    """Returns what resumes a run, or adds to its epochs: a command, or the argument of the Python code that started it.
 
     Example: `reinforge finetune --resume runs/r`, or `reinforge.finetune(..., resume='runs/r')` where the agent is a
     function that only Python code can pass.
     """
     if is_from_python(folder):
-        more = f", and epochs={num_more} more than before" if num_more else ""
+        more = f", and epochs={num_epochs + num_more} instead of {num_epochs}" if num_more else ""
         return f"reinforge.finetune(..., resume={str(folder)!r}) with the same agent, dataset and reward{more}"
     return f"reinforge finetune --resume {shlex.quote(str(folder))}{f' --more {num_more}' if num_more else ''}"
 

@@ -7,10 +7,11 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from reinforge.adapters.launchers import find_launcher
 from reinforge.config.loaded_config import LoadedConfig
 from reinforge.config.loader import build_config
 from reinforge.config.problems import suggest_arguments
-from reinforge.engine.small_models import fill_in_training
+from reinforge.engine.small_models import ANSWERS, fill_in_training
 from reinforge.errors import BudgetReached, ConfigError, Problem, ReinforgeError
 from reinforge.evaluation.datasets import choose_format
 from reinforge.registry import Registry
 from reinforge.runs.progress import RunProgress, default_progress
-from reinforge.runs.run_folder import find_run
+from reinforge.runs.run_folder import find_run, read_config
 from reinforge.runs.summary import RunSummary, load_summary
 from reinforge.trainer.options import RunOptions
 from reinforge.trainer.run import run_async, run_config
@@ -69,7 +70,7 @@ def finetune(
     Args:
         workflow: The agent: `async def agent(item, llm, context)`, or the same without `async`.
         dataset: A JSON, JSONL, CSV or Parquet file, a folder that Hugging Face's `save_to_disk` wrote, or rows such as
-            `{"id": "1", "question": ..., "answer": ...}`.
+            `{"id": "1", "question": ..., "answer": ...}` in a list, a data frame or a split of `datasets`.
         reward: A function `reward(item)` or `reward(output, expected)`, or the `_type` of an evaluator.
         model: A folder, a hub id, or `bundled:NAME`.
         environment: `TYPE:NAME`, or a mapping with its `_type`. Its tasks are the dataset, its reward is the reward and
@@ -84,7 +85,7 @@ def finetune(
             parameters are trained as measured (docs/models.md).
         run_name: Name of the run folder; None: the date and a random suffix.
         output_dir: Folder of all run folders; None: `.reinforge/runs`.
-        resume: Name or folder of a stopped run of the same task to resume, or `last`; None: a new run.
+        resume: Name or folder of a run of the same task to resume, or `last`; more `epochs` extend it. None: a new run.
         progress: The progress display; None: one output in a notebook, else chosen by the terminal.
         registry: Component types; None: all installed ones.
         overwrite: Replace a run of the same name that has ended; a run that a process works on is refused.
@@ -103,7 +104,8 @@ def finetune(
     builder: dict[str, Any] = {"num_generations": num_generations}
     if examples_per_epoch is not None:
         builder["examples_per_epoch"] = examples_per_epoch
-    data = build_run_data(
+    build_data = partial(
+        build_run_data,
         workflow,
         dataset,
         reward,
@@ -118,13 +120,16 @@ def finetune(
     if (launcher := find_launcher()) is not None and (serve := launcher.get_first_process_server()) is not None:
         serve()  # this script was started several times, and another process runs it
         raise SystemExit(0)
-    loaded = build_config(data, registry=registry, keep_going=resume is None)
+    loaded = build_config(build_data(), registry=registry, keep_going=resume is None)
     shown = progress or _choose_progress()
     options = RunOptions(
         run_name=run_name, progress=shown, overwrite=overwrite, allow_config_change=allow_config_change
     )
     if resume is not None:
         options.resume = find_run(str(resume), Path(loaded.config.finetuning.output_dir))
+        if (known := read_config(options.resume).get("finetuning")) is not None:
+            num_answers = (known.get("pipeline") or {}).get(ANSWERS, {}).get("num_epochs", 0)
+            loaded = build_config(build_data(num_answers=num_answers), registry=registry)
     summary = _run_within_budget(loaded, options, registry)
     if (show_summary := getattr(shown, "show_summary", None)) is not None:  # of a notebook
         show_summary(summary)
@@ -144,15 +149,18 @@ def build_run_data(
     algorithm: str | Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     further: Mapping[str, Any] | None = None,
+    num_answers: int | None = None,
 ) -> dict[str, Any]:
     """Returns the configuration of a run from Python.
 
     Args:
         builder: Settings of the groups.
         settings: Keys of the `finetuning` section; those of `further` take precedence.
+        num_answers: Epochs of the first stage of a small model, as in the run that is resumed; None: by default.
 
     Raises:
         TypeError: The agent, the data, the reward or the model is missing.
+        ConfigError: One of them is of a kind that cannot be used.
     """
     needed: dict[str, Any] = {"model": model}
     if environment is None:
@@ -160,6 +168,9 @@ def build_run_data(
     if missing := [name for name, value in needed.items() if value is None]:
         other = "; or pass environment=" if "workflow" in missing else ""
         raise TypeError(f"{caller}() is missing the arguments {', '.join(missing)}{other}")
+    if not isinstance(model, str | Path):
+        fix = "save it, and its tokenizer, with save_pretrained(folder), and pass the folder"
+        raise ConfigError(Problem("model", f"expected a path or a name, found {type(model).__name__}", fix))
     finetuning: dict[str, Any] = {**(settings or {}), "policy": {"model": str(model)}}
     if algorithm is not None:
         finetuning["algorithm"] = {"_type": algorithm} if isinstance(algorithm, str) else dict(algorithm)
@@ -170,7 +181,7 @@ def build_run_data(
         evaluator = {"_type": reward} if isinstance(reward, str) else {"_type": "python", "function": reward}
         evaluation["evaluators"] = {REWARD: evaluator}
     finetuning, groups = _merge_settings(finetuning, {} if further is None else further), dict(builder or {})
-    further_builders = fill_in_training(finetuning, groups)
+    further_builders = fill_in_training(finetuning, groups, num_answers)
     data = build_sections(
         llms={LLM: {"_type": "policy"}},
         workflow=None if workflow is None else {"_type": "python", "function": workflow, "llm": LLM},
@@ -260,6 +271,12 @@ def build_sections(
 def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
     """Returns the block `eval.general.dataset` for rows, a file or a folder."""
     if not isinstance(dataset, str | Path):
+        if hasattr(dataset, "to_dict") and hasattr(dataset, "columns"):  # a DataFrame, whose items are its columns
+            dataset = dataset.to_dict("records")
+        if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
+            message = f"expected a file, or rows as a list of mappings, found {type(dataset).__name__}"
+            fix = "pass one of its parts" if isinstance(dataset, Mapping) else "call it" if callable(dataset) else ""
+            raise ConfigError(Problem("dataset", message, fix))
         return {"_type": "rows", "rows": list(dataset)}
     if Path(dataset).is_dir():
         return {"_type": "hf_dataset", "file_path": str(dataset)}

@@ -121,7 +121,7 @@ class EpisodeTally:
         head = f"all {self.num_scored:,} episodes have the reward {reward:g}"
         if (nothing := self.describe_none_outputs(agent)) is not None:
             return f"{head}; {nothing}"
-        return f"{head}; {_describe_episode(self._first)}. {_suggest(reward, metric)}"
+        return f"{head}; {_describe_episode(self._first)}. {_suggest(reward, metric, self._first.item)}"
 
 
 def _describe_episode(record: EpisodeRecord) -> str:
@@ -132,7 +132,10 @@ def _describe_episode(record: EpisodeRecord) -> str:
     return f"example {shorten_line(item.id, 40)}: {', '.join(parts)}"
 
 
-def _suggest(reward: float, metric: str) -> str:
+def _suggest(reward: float, metric: str, item: EvalInputItem) -> str:
+    output, expected = item.output_obj, item.expected_output_obj
+    if reward == 0 and expected is not None and output != expected and str(output).strip() == str(expected).strip():
+        return "They differ in type or in spaces: compare str(output).strip() with str(expected).strip()"
     if reward == 1:
         return (
             f"If such answers are right, the model solves every example already: use harder ones; if not, the "
@@ -149,6 +152,8 @@ def _suggest(reward: float, metric: str) -> str:
 
 
 def _quote(value: object) -> str:
+    if isinstance(value, bool | int | float):
+        return f"{value} ({type(value).__name__})"
     return f'"{shorten_line(value, MAX_SHOWN_CHARACTERS)}"'
 
 

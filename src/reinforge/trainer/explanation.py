@@ -164,7 +164,9 @@ def _find_short_way(run: RunFigures) -> Explanation | None:
         return Explanation("too small steps", "; ".join(parts), fix)
     more = max(1, done, math.ceil(done * (FEW_STEPS / steps - 1)) if steps else 0)
     more = 0 if run.config.num_epochs > done else more  # the epochs that a limit left are the first to train
-    return Explanation("too few steps", "; ".join(parts), f"train on: {describe_resume(run.summary.folder, more)}")
+    stages = [run.config.num_epochs, *(each.num_epochs for each in run.config.pipeline.values())]
+    resume = describe_resume(run.summary.folder, more, stages[-1])  # the last stage gets them
+    return Explanation("too few steps", "; ".join(parts), f"train on: {resume}")
 
 
 def _find_overfit(run: RunFigures) -> Explanation | None:

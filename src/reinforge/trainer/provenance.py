@@ -140,9 +140,7 @@ class Provenance:
     def extended_by(self, later: Provenance) -> Provenance:
         """Returns this with what only `later` has."""
         return Provenance(
-            {**later.versions, **self.versions},
-            {**later.files, **self.files},
-            {**later.functions, **self.functions},
+            {**later.versions, **self.versions}, {**later.files, **self.files}, {**later.functions, **self.functions}
         )
 
     def find_changes(self, now: Provenance, project_root: Path) -> list[str]:

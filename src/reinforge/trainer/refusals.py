@@ -161,7 +161,8 @@ def refuse_unscored(row: ValidationRow, allowed: float) -> None:
     what = "the baseline" if row.epoch == BASELINE else f"the validation after epoch {row.epoch}"
     unscored, scored = row.num_unscored or 0, row.num_examples or 0
     if row.avg_reward is None and row.epoch == BASELINE:
-        raise choose_error_type(row.outcomes)(f"{what} could not be scored: {row.error}")
+        error = choose_error_type(row.outcomes)(f"{what} could not be scored: {row.error}")
+        raise _forbid_resume(error) if set(row.outcomes) == {Outcome.REWARD_ERROR.value} else error
     if unscored > allowed * (unscored + scored):
         counts = f"{unscored} of {unscored + scored} examples"
         raise choose_error_type(row.outcomes)(describe_too_many(what, counts, allowed, row.unscored_reason or ""))

@@ -143,7 +143,7 @@ def refuse_changes(
             found.append(f"the order of finetuning.pipeline: {', '.join(old_stages)} -> {', '.join(stages)}")
     else:
         found = ["config.yml in the run folder is damaged: it cannot be compared with yours"]
-    fix = f"leave out FILE and -o to resume it unchanged, or pass {ALLOW}"
+    fix = f"resume it unchanged (without FILE and -o), or pass {ALLOW}"
     if facts.get("data_sha256", data) != data:
         found.append("the examples of the dataset")
     if (known := read_provenance(facts)) is not None and (changes := known.find_changes(provenance, project_root)):

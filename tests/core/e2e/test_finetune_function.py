@@ -17,9 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 import reinforge
-from reinforge.errors import ConfigError, Interrupted, JobFailed, StorageError
+from reinforge.errors import ConfigError, EvaluationError, Interrupted, JobFailed, StorageError
 from reinforge.runs.journal.journal import RunJournal
 from reinforge.runs.progress import PlainProgress, SilentProgress
+from reinforge.trainer.api import build_dataset_block
 from tests.project import call
 
 
@@ -30,6 +31,10 @@ async def agent(item, llm, context):
 
 def variety(output, expected):
     return len(set(output)) / 10
+
+
+def flat(output, expected):
+    return 1.0
 
 
 @pytest.fixture
@@ -65,6 +70,37 @@ def test_a_limit_ends_in_a_summary_that_says_how_to_resume_from_python(run, tmp_
     refused = call("finetune", "--resume", str(tmp_path / "r"), code=2)
     assert "was passed to reinforge.finetune in Python; resume the run there" in refused.output, refused.output
     assert run(epochs=2, run_name=None, resume="last").status == "completed"
+
+
+@pytest.mark.parametrize("epochs", [3, 4], ids=["one stage", "answers first"])
+def test_more_epochs_of_a_small_model_keep_its_first_stage(run, tmp_path, epochs):
+    """By default a fourth of all epochs imitates answers; what a run began with stays. The advice of a run works."""
+    summary = run(epochs=epochs)
+    [advice] = [each.fix for each in summary.explanations if each.reason == "too few steps"]
+    more = int(re.search(rf"epochs=(\d+) instead of {epochs}", advice)[1])
+    stages = dict.fromkeys(summary.stages, 1) | ({"reinforce": more} if summary.stages else {})
+    resumed = run(epochs=more, run_name=None, resume="r")
+    assert (resumed.status, resumed.stages) == ("completed", stages)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "found"),
+    [({"question": ["a"]}, "dict"), (5, "int"), (flat, "function")],
+    ids=["columns", "number", "function"],
+)
+def test_what_is_no_dataset_is_named(tmp_path, dataset, found):
+    with pytest.raises(ConfigError, match=f"expected a file, or rows as a list of mappings, found {found}"):
+        reinforge.finetune(agent, dataset, variety, "bundled:tickets")
+
+
+def test_a_data_frame_is_its_rows():
+    class Frame:
+        columns = ("question", "answer")
+
+        def to_dict(self, orient):
+            return [{"question": "q", "answer": "a"}] if orient == "records" else {}
+
+    assert build_dataset_block(Frame())["rows"] == [{"question": "q", "answer": "a"}]
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_run(run, tmp_path, monkeypatch):
@@ -114,8 +150,17 @@ def test_a_bad_name_is_told_by_the_argument_of_python(run):
     assert str(caught.value).startswith("run_name: ")
 
 
-def flat(output, expected):
-    return 1.0
+def test_a_reward_whose_parameters_are_the_other_way_round_is_refused(run):
+    with pytest.raises(ConfigError, match="would get the output as expected; write"):
+        run(reward=lambda expected, output: 1.0)
+
+
+def test_a_run_whose_reward_is_never_a_number_cannot_be_resumed_in_vain(run, tmp_path):
+    """A corrected reward is another run."""
+    with pytest.raises(EvaluationError, match="the evaluator returned None") as caught:
+        run(reward=lambda output, expected: None)
+    assert "resume" not in "".join(caught.value.__notes__)
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["can_resume"] is False
 
 
 @pytest.mark.parametrize(
@@ -124,6 +169,7 @@ def flat(output, expected):
         ({"num_generations": 0}, ConfigError),
         ({"resume": "nowhere"}, ConfigError),
         ({"model": "./nowhere"}, ConfigError),
+        ({"model": object()}, ConfigError),
         ({"reward": "json_schema"}, ConfigError),
         ({"settings": 5}, ConfigError),
         ({"settings": {"policy": None}}, ConfigError),

@@ -88,9 +88,9 @@ def test_three_stages_are_one_run_with_one_verdict(staged, teacher, pages):
     assert summary["confirm_base"]["mean"] < 0.5 < summary["confirm_tuned"]["mean"]
     for text in ("stage sft (1/3): epoch 0", "stage distill (2/3): epochs 1 to 2", "stage grpo (3/3): epoch 3"):
         assert text in result.output
-    assert "sft (1 epochs), distill (2 epochs), grpo (1 epochs)" in call("runs", "show", str(staged.run)).output
+    assert "sft (1 epoch), distill (2 epochs), grpo (1 epoch)" in call("runs", "show", str(staged.run)).output
     assert "epoch 1 (distill): collected" in call("runs", "show", str(staged.run)).output
-    assert "sft (1 epochs), distill (2 epochs)" in (staged.run / "report.html").read_text()
+    assert "sft (1 epoch), distill (2 epochs)" in (staged.run / "report.html").read_text()
     report = (staged.run / "report.md").read_text()
     assert "| 2 | distill |" in report
     assert "| base |  |" in report

@@ -185,7 +185,7 @@ def test_each_stage_outside_the_epochs_that_lasts_has_a_line(clock):
         clock.now += seconds
         progress.refresh()
     progress.close()
-    assert stream.getvalue() == "  load: 12 s\n  baseline: 12 s\n"
+    assert stream.getvalue() == "  load: 12 s so far\n  baseline: 12 s so far\n"
 
 
 def test_plain_writes_while_nothing_happens():
@@ -197,7 +197,7 @@ def test_plain_writes_while_nothing_happens():
     while stream.getvalue().count("load: ") < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     progress.close()
-    assert re.fullmatch(r"(  load: [\d.]+ s\n){2,}", stream.getvalue())
+    assert re.fullmatch(r"(  load: [\d.]+ s so far\n){2,}", stream.getvalue())
     before, _ = stream.getvalue(), time.sleep(1.2)
     assert stream.getvalue() == before
 
@@ -206,9 +206,9 @@ def test_a_stage_outside_a_run_has_its_own_share(clock):
     progress, _ = plain(clock)
     progress.stage(None, "MAKE MODEL", None)
     clock.now += 20
-    assert progress.format_line() == "make model: 20 s"
+    assert progress.format_line() == "make model: 20 s so far"
     progress.advance(0.25)
-    assert progress.format_line() == "[#####---------------]  25 % make model: 20 s, ~1 min 0 s left"
+    assert progress.format_line() == "[#####---------------]  25 % make model: 20 s so far, ~1 min 0 s left"
     progress.stage(None, "EVALUATE", 40)
     clock.now += 20
     progress.episode("ok", 1.0, 0)

@@ -327,7 +327,7 @@ def test_durations(seconds, text):
 def test_the_stages_of_a_pipeline_are_named(tmp_path):
     """Epochs 0 and 1 are sft's, epoch 2 is grpo's: the best checkpoint is of sft."""
     summary = finished(stages={"sft": 2, "grpo": 1}, best_epoch=1)
-    assert ("stages", "sft (2 epochs), grpo (1 epochs)") in summary.facts()
+    assert ("stages", "sft (2 epochs), grpo (1 epoch)") in summary.facts()
     assert summary.describe_best().startswith("checkpoints/step-000002 (stage sft), ")
     assert finished(best_epoch=1).describe_best().startswith("checkpoints/step-000002, ")
     rows = [EpochMetrics(epoch, 0.5, stage=name) for epoch, name in enumerate(("sft", "sft", "grpo"))]

@@ -169,6 +169,15 @@ async def test_rewards_that_are_constant_only_inside_each_group_are_not_called_c
         await it.run(1)
 
 
+async def test_the_interval_of_an_epoch_whose_rewards_are_0_or_1_stays_between_them(loop):
+    """Three groups of ones and one with a zero: 0.938 with Student's interval of the means [0.739, 1.136]."""
+    rewards = iter([0.0, *[1.0] * 15])
+    it = loop(score=lambda item: next(rewards), count=4, builder=GroupTrajectoryBuilderConfig(num_generations=4))
+    await it.run(1)
+    row = it.history[0]
+    assert [row[name] for name in ("avg_reward", "ci_low", "ci_high")] == [0.9375, pytest.approx(0.739, abs=1e-3), 1]
+
+
 async def test_an_epoch_tells_why_episodes_are_missing(loop):
     async def flaky(item, llm, context):
         reply = await llm.chat.completions.create(messages=[{"role": "user", "content": item.input_obj}])

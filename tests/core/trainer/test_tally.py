@@ -9,11 +9,11 @@ from reinforge.types.request import ModelReply, ModelRequest
 from reinforge.types.trajectory import Outcome
 
 
-def tally(*rewards, outcome=Outcome.OK, output="4", reason=None, question="2 + 2"):
+def tally(*rewards, outcome=Outcome.OK, output="4", reason=None, question="2 + 2", expected="four"):
     counted = EpisodeTally()
     for number, reward in enumerate(rewards):
         item = EvalInputItem(
-            id=number, input_obj=question, expected_output_obj="four", output_obj=output, full_dataset_entry={}
+            id=number, input_obj=question, expected_output_obj=expected, output_obj=output, full_dataset_entry={}
         )
         counted.add(EpisodeRecord(EpisodeKey("collect", 0, str(number), 0), item, outcome, reason, reward=reward))
     return counted
@@ -37,6 +37,15 @@ def test_a_constant_reward_says_which_with_question_answer_and_expected_value(re
         f'all 4 episodes have the reward {reward:g}; example 0: question "2 + 2", answer "4", expected "four". '
     )
     assert advice in text
+
+
+@pytest.mark.parametrize(
+    ("expected", "shown"), [(4, "4 (int)"), (4.0, None), ("4 ", '"4"')], ids=["type", "other", "space"]
+)
+def test_an_answer_without_reward_that_is_right_but_for_type_or_spaces_is_told_as_that(expected, shown):
+    text = describe(tally(0, 0, 0, 0, output=" 4", expected=expected))
+    assert ("They differ in type or in spaces" in text) == (shown is not None)
+    assert f"expected {shown or '4.0 (float)'}. " in text
 
 
 def test_rewards_that_differ_or_are_few_say_nothing():

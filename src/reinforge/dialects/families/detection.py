@@ -30,10 +30,7 @@ FAMILIES = (
         ToolFormat.FUNCTION_GEMMA, "gemma:Gemma", {"is_function": True}, lambda t: "<start_function_call>" in t
     ),
     KnownFamily(
-        ToolFormat.LFM2,
-        "python_calls:LFM2",
-        {},
-        lambda t: "<|tool_call_start|>" in t or "<|tool_list_start|>" in t,
+        ToolFormat.LFM2, "python_calls:LFM2", {}, lambda t: "<|tool_call_start|>" in t or "<|tool_list_start|>" in t
     ),
     KnownFamily(ToolFormat.MISTRAL, "mistral:Mistral", {}, lambda t: _MISTRAL in t and "[ARGS]" in t),
     KnownFamily(ToolFormat.MISTRAL, "mistral:Mistral", {"lists": True}, lambda t: _MISTRAL in t),
@@ -48,10 +45,7 @@ FAMILIES = (
         lambda t: "tool_code" in t or re.search(r"\[\w+\(\w+=", t) is not None,
     ),
     KnownFamily(
-        ToolFormat.LLAMA3,
-        "llama:Llama3",
-        {},
-        lambda t: "<|python_tag|>" in t or ("tools" in t and '"parameters"' in t),
+        ToolFormat.LLAMA3, "llama:Llama3", {}, lambda t: "<|python_tag|>" in t or ("tools" in t and '"parameters"' in t)
     ),
 )
 """All families. The first that matches a template is its family, so the tags of several come last."""

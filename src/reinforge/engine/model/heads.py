@@ -107,12 +107,7 @@ class ChunkedLMHead(Function):
 
 
 def _compute_with_slopes(
-    features_NH: Tensor,
-    weight_VH: Tensor,
-    targets_N: Tensor,
-    scales_N: Tensor,
-    needs_slopes: bool,
-    multiply: Multiply,
+    features_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scales_N: Tensor, needs_slopes: bool, multiply: Multiply
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Returns log-probs, entropies, and the gradient of each log-prob by its features, `[N, H]`, if it is needed.
 

@@ -30,10 +30,7 @@ class SamplerTrials:
     """
 
     def __init__(
-        self,
-        model: CausalModel,
-        prefiller: Prefiller,
-        decode: Callable[[NDArray[np.int64], NDArray[np.int64]], Tensor],
+        self, model: CausalModel, prefiller: Prefiller, decode: Callable[[NDArray[np.int64], NDArray[np.int64]], Tensor]
     ):
         self.model, self.prefiller, self._decode = model, prefiller, decode
         self._family = model.config.model_type

@@ -62,12 +62,7 @@ def token_logprobs(
 
 
 def _compute_from_logits(
-    model: CausalModel,
-    batch: TokenBatch,
-    features_NH: Tensor,
-    targets_N: Tensor,
-    scales_N: Tensor,
-    entropy_grad: bool,
+    model: CausalModel, batch: TokenBatch, features_NH: Tensor, targets_N: Tensor, scales_N: Tensor, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:
     """Returns log-probs and entropies from the model's own logits: for other output layers and restricted supports."""
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from reinforge.rollout.isolation.worker_protocol import Message
 
 LOADER = "reinforge.evaluation.evaluators.python:load_scorer"
+OUTPUTS = {"output", "completion", "response", "reply", "prediction", "answer"}
+NOT_OUTPUTS = {"expected", "expected_output", "target", "reference", "label", "ground_truth", "prompt", "question"}
 CONTRACT = "write reward(item) or reward(output, expected), as a plain or an async function"
 
 
@@ -132,6 +134,8 @@ def _count_parameters(function: Callable[..., Any]) -> int:
         raise ConfigError(
             f"the evaluator's function {name}{inspect.signature(function)} has the wrong parameters; {CONTRACT}"
         )
+    if len(required) == 2 and required[0].name in NOT_OUTPUTS and required[1].name in OUTPUTS:
+        raise ConfigError(f"the evaluator's function {name} would get the output as {required[0].name}; {CONTRACT}")
     return count
 
 

@@ -103,10 +103,7 @@ def build_page(content: PageContent) -> Element:
 
 
 def build_document(
-    title: str,
-    note: str,
-    parts: Mapping[str, Element | None],
-    sections: Sequence[Element | None] | None = None,
+    title: str, note: str, parts: Mapping[str, Element | None], sections: Sequence[Element | None] | None = None
 ) -> Element:
     """Returns a whole page.
 
@@ -268,10 +265,7 @@ def build_rewards(content: PageContent) -> Element:
         Line("validation reward (select)", "validation", select),
     ]
     return build_section(
-        "Reward",
-        draw_chart("Reward by epoch, with 95 % intervals", lines),
-        id="reward",
-        class_="wide",
+        "Reward", draw_chart("Reward by epoch, with 95 % intervals", lines), id="reward", class_="wide"
     )
 
 

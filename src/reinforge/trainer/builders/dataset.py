@@ -16,12 +16,7 @@ from pydantic import Field
 from reinforge.config.schema import Config, TrajectoryBuilderConfig
 from reinforge.dialects.tool_calls import write_calls
 from reinforge.errors import ConfigError, ContextOverflow, EngineError, EvaluationError, Problem
-from reinforge.evaluation.demonstrations import (
-    DEMONSTRATION_SHAPES,
-    Demonstration,
-    RowFormat,
-    detect_format,
-)
+from reinforge.evaluation.demonstrations import DEMONSTRATION_SHAPES, Demonstration, RowFormat, detect_format
 from reinforge.evaluation.rows import RowProblems
 from reinforge.evaluation.shapes import InvalidRowError
 from reinforge.interfaces import Algorithm, Builder, PolicyServer, TrajectoryBuilder
