@@ -209,12 +209,8 @@ class RunSummary:
             pairs += [("why", f"{each.reason}: {each.evidence}"), ("try", each.fix)]
         pairs.append(("best", self.describe_best()))
         if self.stages:
-            pairs.append(
-                (
-                    "stages",
-                    ", ".join(f"{name} ({count} epoch{'s' * (count != 1)})" for name, count in self.stages.items()),
-                )
-            )
+            named = (f"{name} ({count} epoch{'s' * (count != 1)})" for name, count in self.stages.items())
+            pairs.append(("stages", ", ".join(named)))
         return pairs
 
     def _describe_stage(self, epoch: int | None) -> str:

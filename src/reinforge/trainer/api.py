@@ -271,8 +271,9 @@ def build_sections(
 def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
     """Returns the block `eval.general.dataset` for rows, a file or a folder."""
     if not isinstance(dataset, str | Path):
-        if hasattr(dataset, "to_dict") and hasattr(dataset, "columns"):  # a DataFrame, whose items are its columns
-            dataset = dataset.to_dict("records")
+        to_rows = getattr(dataset, "to_dict", None)
+        if to_rows is not None and hasattr(dataset, "iterrows"):  # a DataFrame of pandas, whose items are its columns
+            dataset = to_rows("records")
         if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
             message = f"expected a file, or rows as a list of mappings, found {type(dataset).__name__}"
             fix = "pass one of its parts" if isinstance(dataset, Mapping) else "call it" if callable(dataset) else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from reinforge.config.finetuning_blocks import LimitsConfig, TranscriptsConfig
-from reinforge.errors import BudgetReached, RunPaused
+from reinforge.errors import BudgetReached, RunPaused, show
 from reinforge.evaluation.reasons import ReasonCounts, describe_failure, shorten_line
 from reinforge.interfaces import PolicyServer
 from reinforge.runs.checkpoints import Checkpoints
@@ -134,7 +134,8 @@ def _describe_episode(record: EpisodeRecord) -> str:
 
 def _suggest(reward: float, metric: str, item: EvalInputItem) -> str:
     output, expected = item.output_obj, item.expected_output_obj
-    if reward == 0 and expected is not None and output != expected and str(output).strip() == str(expected).strip():
+    is_same = type(output) is type(expected) and show(output) == show(expected)
+    if reward == 0 and expected is not None and not is_same and show(output).strip() == show(expected).strip():
         return "They differ in type or in spaces: compare str(output).strip() with str(expected).strip()"
     if reward == 1:
         return (
@@ -152,6 +153,8 @@ def _suggest(reward: float, metric: str, item: EvalInputItem) -> str:
 
 
 def _quote(value: object) -> str:
+    if isinstance(value, list) and value and isinstance(value[-1], dict):  # a conversation
+        value = value[-1].get("content", value)
     if isinstance(value, bool | int | float):
         return f"{value} ({type(value).__name__})"
     return f'"{shorten_line(value, MAX_SHOWN_CHARACTERS)}"'

@@ -95,7 +95,7 @@ def test_what_is_no_dataset_is_named(tmp_path, dataset, found):
 
 def test_a_data_frame_is_its_rows():
     class Frame:
-        columns = ("question", "answer")
+        iterrows = None
 
         def to_dict(self, orient):
             return [{"question": "q", "answer": "a"}] if orient == "records" else {}

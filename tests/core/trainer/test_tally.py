@@ -54,6 +54,11 @@ def test_rewards_that_differ_or_are_few_say_nothing():
     assert describe(tally(None, None, None, None, outcome=Outcome.TOOL_ERROR)) is None
 
 
+def test_of_a_conversation_the_last_message_is_quoted():
+    asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "2 + 2"}]
+    assert 'question "2 + 2", answer "4"' in describe(tally(0, 0, 0, 0, question=asked))
+
+
 def test_a_long_question_is_cut():
     assert f'question "{"x" * 157}..."' in describe(tally(0, 0, 0, 0, question="x" * 1000))
 
