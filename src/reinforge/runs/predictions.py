@@ -33,17 +33,13 @@ class Prediction:
 
     def __str__(self) -> str:
         """Returns `signal 0.800 [0.520, 0.960], measured 0.400 (-0.400, outside)`; seconds have no decimals."""
-        decimals = 0 if self.name == SECONDS else 3
+        decimals, name = (0, f"{SECONDS} after loading") if self.name == SECONDS else (3, self.name)
         value, *others = (
             "unknown" if each is None else f"{each:.{decimals}f}"
             for each in (self.value, self.low, self.high, self.measured)
         )
         low, high, measured = others
-        text = (
-            f"{self.name} {value} [{low}, {high}]"
-            if self.low is not None
-            else f"{self.name} {value} (interval unknown)"
-        )
+        text = f"{name} {value} [{low}, {high}]" if self.low is not None else f"{name} {value} (interval unknown)"
         if self.measured is None:
             return text
         outside = self.low is not None and self.high is not None and not self.low <= self.measured <= self.high
