@@ -192,7 +192,7 @@ def _require_field(row: Row, key: str, problems: RowProblems, reason: str = "") 
         return
     hint = did_you_mean(key, row.value)
     message = f'no field "{key}"{hint or ";"} the row has {", ".join(row.value) or "no fields"}{reason}'
-    fix = "rename it, or name it in the dataset of a run (question_key, answer_key, id_key); or use messages or prompt"
+    fix = "rename the column, or name it in the run's dataset: question_key, answer_key or id_key"
     problems.add(row.location, message, "" if reason else fix)
 
 

@@ -171,7 +171,7 @@ class RunSummary:
         if self.status == "failed":
             pairs.append(("log", str(folder / "run.log")))
         if self.is_incomplete:
-            pairs.append(("saved", f"{folder} (what the run did so far)"))
+            pairs.append(("saved", f"{folder} (what the run has done so far)"))
             pairs += [("resume", describe_resume(folder))] if self.can_resume else []
             pairs += [("judge now", command)] if (command := self.find_verdict_command()) else []
         return pairs

@@ -276,8 +276,7 @@ def build_dataset_block(dataset: str | Path | Rows) -> dict[str, Any]:
             dataset = to_rows("records")
         if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
             message = f"expected a file, or rows as a list of mappings, found {type(dataset).__name__}"
-            fix = "pass one of its parts" if isinstance(dataset, Mapping) else "call it" if callable(dataset) else ""
-            raise ConfigError(Problem("dataset", message, fix))
+            raise ConfigError(Problem("dataset", message, "pass a list of rows, such as one split of a dataset"))
         return {"_type": "rows", "rows": list(dataset)}
     if Path(dataset).is_dir():
         return {"_type": "hf_dataset", "file_path": str(dataset)}

@@ -435,7 +435,7 @@ class EpochTrainer(Trainer):
         filtered = [reward for _, reward in builder.example_rewards(kept)]
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         if low is not None and high is not None and {each.reward for each in trajectories} <= {0, 1}:
-            low, high = max(0.0, low), min(1.0, high)  # means of groups: Student's interval knows no limits
+            low, high = max(0.0, low), min(1.0, high)  # Student's interval of the groups' means has no limits
         num_untrained = sum(turn.trained is False for each in trajectories for turn in each.turns)
         return EpochMetrics(
             epoch,

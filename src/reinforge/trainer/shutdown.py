@@ -257,7 +257,7 @@ def _read_summary(folder: Path) -> RunSummary | None:
 
 def describe_kept_work(folder: Path, summary: RunSummary | None = None) -> str:
     """Returns where the work of an unfinished run is kept, its best checkpoint, and how to resume it."""
-    lines = [f"saved in {folder}: what the run did so far, and run.log"]
+    lines = [f"saved in {folder}: what the run has done so far, and run.log"]
     if summary is not None and summary.best is not None and (summary.checkpoint or summary.status == "stopped"):
         lines.append(f"best so far: {summary.describe_best()}")
     if summary is not None and summary.promoted is not None:

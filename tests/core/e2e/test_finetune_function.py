@@ -94,13 +94,8 @@ def test_what_is_no_dataset_is_named(tmp_path, dataset, found):
 
 
 def test_a_data_frame_is_its_rows():
-    class Frame:
-        iterrows = None
-
-        def to_dict(self, orient):
-            return [{"question": "q", "answer": "a"}] if orient == "records" else {}
-
-    assert build_dataset_block(Frame())["rows"] == [{"question": "q", "answer": "a"}]
+    pandas, rows = pytest.importorskip("pandas"), [{"question": "q", "answer": "a"}, {"question": "r", "answer": "b"}]
+    assert build_dataset_block(pandas.DataFrame(rows))["rows"] == rows
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_run(run, tmp_path, monkeypatch):
@@ -151,7 +146,7 @@ def test_a_bad_name_is_told_by_the_argument_of_python(run):
 
 
 def test_a_reward_whose_parameters_are_the_other_way_round_is_refused(run):
-    with pytest.raises(ConfigError, match="would get the output as expected; write"):
+    with pytest.raises(ConfigError, match="would get the agent's output as its argument `expected`; write"):
         run(reward=lambda expected, output: 1.0)
 
 

@@ -72,7 +72,7 @@ async def test_the_timeline_says_how_many_epochs_were_added(tmp_path):
 
 
 async def test_the_time_of_a_resumed_run_has_that_of_its_earlier_sessions(tmp_path):
-    """Its last snapshot does not know of the stages that followed, and of this run's first session nothing is kept."""
+    """Its last snapshot does not know of the stages that followed."""
     run = ScriptedRun(tmp_path)
     run.settings["finetuning"]["num_epochs"] = 1
     spent = (await run.run()).wall_time_s
@@ -82,7 +82,9 @@ async def test_the_time_of_a_resumed_run_has_that_of_its_earlier_sessions(tmp_pa
     )
     run.settings["finetuning"]["num_epochs"] = 2
     total = (await run.run(resume=tmp_path / "r")).wall_time_s
-    assert (100 < total["COLLECT"] < 110, total["END"] >= 10, total["BASELINE"] >= spent["BASELINE"]) == (True,) * 3
+    assert 100 < total["COLLECT"] < 110
+    assert total["END"] >= 10
+    assert total["BASELINE"] >= spent["BASELINE"]
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def test_a_stopped_run_says_what_was_saved():
         "  tokens      unknown",
         "  episodes    0; dropped 0",
         "  report      runs/ttt-7/report.md, runs/ttt-7/reward_plot.png",
-        "  saved       runs/ttt-7 (what the run did so far)",
+        "  saved       runs/ttt-7 (what the run has done so far)",
         "  resume      reinforge finetune --resume runs/ttt-7",
     ]
 
@@ -213,7 +213,7 @@ def test_failed_run_says_where_the_log_is():
     assert lines[1] == "  reward      unknown: no evaluation finished"
     assert lines[-3:] == [
         "  log         runs/ttt-7/run.log",
-        "  saved       runs/ttt-7 (what the run did so far)",
+        "  saved       runs/ttt-7 (what the run has done so far)",
         "  resume      reinforge finetune --resume runs/ttt-7",
     ]
 

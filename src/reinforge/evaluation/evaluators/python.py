@@ -135,7 +135,7 @@ def _count_parameters(function: Callable[..., Any]) -> int:
             f"the evaluator's function {name}{inspect.signature(function)} has the wrong parameters; {CONTRACT}"
         )
     if len(required) == 2 and required[0].name in NOT_OUTPUTS and required[1].name in OUTPUTS:
-        raise ConfigError(f"the evaluator's function {name} would get the output as {required[0].name}; {CONTRACT}")
+        raise ConfigError(f"{name} would get the agent's output as its argument `{required[0].name}`; {CONTRACT}")
     return count
 
 
